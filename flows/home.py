@@ -12,6 +12,7 @@ import stat
 from pathlib import Path
 
 from grpo.errors import InputError
+from tasks.paths import expanded
 from tasks.store.store import Store
 from tasks.tracking.client import Tracking
 from tasks.tracking.connection import default_uri
@@ -37,7 +38,7 @@ PREFECT_PASSWORD = "credentials/prefect"
 
 def home() -> Path:
     """The home folder as an absolute path: R1FLOW_HOME, or ~/.r1flow."""
-    return Path(os.environ.get("R1FLOW_HOME") or Path.home() / ".r1flow").expanduser().absolute()
+    return expanded(os.environ.get("R1FLOW_HOME") or "~/.r1flow").absolute()
 
 
 def store() -> Store:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 
 from grpo.secret_values import masked
+from tasks.printable import printable
 
 logger = logging.getLogger(__name__)
 logger.setLevel(logging.INFO)
@@ -95,18 +96,20 @@ class Progress:
 
     def failed(self, stage: str, reason: str) -> None:
         self._clear()
-        self.console.print(f"{stage:<16} {'failed' if reason else 'stopped':>8}  {masked(reason)}", markup=False)
-        logger.error("%s: %s", stage, f"failed: {masked(reason)}" if reason else "stopped")
+        reason = printable(masked(reason))
+        self.console.print(f"{stage:<16} {'failed' if reason else 'stopped':>8}  {reason}", markup=False)
+        logger.error("%s: %s", stage, f"failed: {reason}" if reason else "stopped")
 
     def say(self, line: str) -> None:
-        """Prints a permanent line. Masks secrets, because it may contain a server's address."""
+        """Prints a permanent line. Masks secrets, because it may contain a server's address, and replaces control
+        characters, because it may contain a model's text."""
         self._clear()
-        self.console.print(masked(line), markup=False)
+        self.console.print(printable(masked(line)), markup=False)
         self.tell(line)
 
     def tell(self, line: str) -> None:
         """Logs a line without printing it here."""
-        logger.info("%s", masked(line))
+        logger.info("%s", printable(masked(line)))
 
     def _show(self, line: str) -> None:
         if self.console.is_terminal:

@@ -21,7 +21,7 @@ LAYERS = {
         {"secret_values", "other_environments"},
         {"errors", "settings"},
         {"processes", "http", "algorithms"},
-        {"sandbox", "data", "model_folder"},
+        {"sandbox", "data", "model_folder", "dequantize"},
         {"rewards"},
         {"health"},
         {"config"},
@@ -43,6 +43,7 @@ LAYERS = {
         {"fork_server"},
     ],
     "tasks": [
+        {"paths", "printable"},
         {"store", "problems", "judges", "trainer", "gates"},
         {"estimate"},
         {"sft_data"},

@@ -11,6 +11,7 @@ from typing import Any
 from flows.cli.terminal import print_row, print_text
 from flows.home import home, store, tracking
 from grpo.errors import InputError
+from tasks.paths import expanded
 from tasks.tracking.tags import FLOW_TAG, RECIPE_TAG, SEED_TAG
 
 _WHY_SHOWN = 3
@@ -43,16 +44,20 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"r1 compare: {' '.join(args.runs)} name one run twice")
     runs = [load_run(reader, store(), run) for run in recipe_runs]
     result = compare(runs)
-    path = (args.plot or home() / "compare" / f"{'-'.join(run.id[:8] for run in recipe_runs)}.png").expanduser()
+    path = expanded(args.plot or home() / "compare" / f"{'-'.join(run.id[:8] for run in recipe_runs)}.png")
+    fault: InputError | None = None
     try:
         drawn = plot(reader, runs, [run.label for run in recipe_runs], path)
+        result["plot"] = str(drawn) if drawn else None
     except (OSError, ValueError) as error:
-        raise InputError(f"--plot {path}: {error}; give a .png in a folder that can be written") from None
-    result["plot"] = str(drawn) if drawn else None
+        fault = InputError(f"--plot {path}: {error}; give a .png in a folder that can be written")
+        result |= {"plot": None, "plot_error": str(fault)}
     if args.json:
         print(json.dumps(result))
     else:
         show(result)
+    if fault is not None:  # only now: the comparison does not need the plot
+        raise fault
     return 0
 
 
@@ -66,7 +71,9 @@ def compare(runs: Sequence[Any]) -> dict[str, Any]:
     there = [evaluation for evaluation in evaluations if evaluation]
     confidence = there[0].config["confidence"] if there else None
     rows: list[dict[str, Any]] = []
-    if confidence is not None and len(there) == len(runs) and len({evaluation.key for evaluation in there}) > 1:
+    if confidence is not None and len(there) == len(runs) and len({evaluation.digest for evaluation in there}) > 1:
+        for evaluation in there:
+            store().check(evaluation)
         rows = metrics([read_table(e) for e in there], [e.local() for e in there], confidence)
     return {
         "runs": [
@@ -86,7 +93,14 @@ def compare(runs: Sequence[Any]) -> dict[str, Any]:
         "metrics": rows,
         "confidence": confidence,
         "evaluations": [evaluation.key if evaluation else None for evaluation in evaluations],
+        "reward_models": [_scored_by(evaluation) for evaluation in evaluations],
     }
+
+
+def _scored_by(evaluation: Any) -> str | None:
+    """Digest of the reward models that gave an evaluation's alignment scores: those of the last round."""
+    models = evaluation.inputs.get("reward_models") if evaluation else None
+    return models.digest if models else None
 
 
 def show(result: dict[str, Any]) -> None:
@@ -112,17 +126,28 @@ def show(result: dict[str, Any]) -> None:
     table("Configuration", changes, "no field differs")
     rows = []
     for row in result["stages"]:
-        reasons: list[str] = next(filter(None, row["why"]), [])
-        more = f" and {len(reasons) - _WHY_SHOWN} more" if len(reasons) > _WHY_SHOWN else ""
-        status = "shared" if row["shared"] else "differs: " + "; ".join(reasons[:_WHY_SHOWN]) + more
-        missing = [letter for letter, key in zip(letters, row["keys"], strict=True) if key is None]
-        status = f"not in {', '.join(missing)}" if missing else status if row["shared"] or reasons else "differs"
+        status = "shared" if row["shared"] else _differs(row, letters)
         times = [duration(s) if s is not None else "" for s in row["seconds"]]
         rows.append({"stage": row["stage"], **dict(zip(letters, times, strict=True)), "": status})
     table("Stages, and what each took when it was made", rows, "none")
     _show_metrics(result, letters, table, PLAIN)
     print()
-    print_text(f"Learning curves: {result['plot'] or 'all are the same'}")
+    same = bool(result["stages"]) and all(row["shared"] for row in result["stages"])
+    nothing = "all are the same" if same else "no stage that differs has any"
+    print_text(f"Learning curves: {result['plot'] or ('not drawn' if result.get('plot_error') else nothing)}")
+
+
+def _differs(row: dict[str, Any], letters: Sequence[str]) -> str:
+    """Where a stage is missing, and why its artifacts differ: of more than two runs, those of each run."""
+    missing = [letter for letter, key in zip(letters, row["keys"], strict=True) if key is None]
+    said = [f"not in {', '.join(missing)}"] if missing else []
+    reasons = []
+    for letter, of_run in zip(letters, row["why"], strict=True):
+        if of_run:
+            more = f" and {len(of_run) - _WHY_SHOWN} more" if len(of_run) > _WHY_SHOWN else ""
+            reasons.append((f"{letter}: " if len(letters) > 2 else "") + "; ".join(of_run[:_WHY_SHOWN]) + more)
+    said += [f"differs: {' | '.join(reasons)}"] if reasons else []
+    return "; ".join(said) or "differs"
 
 
 def _show_metrics(result: dict[str, Any], letters: Sequence[str], table: Any, plain: set[str]) -> None:
@@ -156,8 +181,22 @@ def _show_metrics(result: dict[str, Any], letters: Sequence[str], table: Any, pl
             "~ marks intervals over problem sets that differ: they are not paired, so wider, and part of the "
             "difference may be the problems'. ! leaves 0 out."
         )
-    if any(row["stage"] == "reward_models" and not row["shared"] for row in result["stages"]):
+    for name, ks in _unlike(result["metrics"], letters).items():
+        of_runs = ", ".join(f"{k} in {letter}" for letter, k in ks.items())
+        print_text(f"{f'{name}: ' if name else ''}k is {of_runs}: pass@k and cons@k are not comparable.")
+    scored = [row for row in result["metrics"] if row["metric"] == "alignment" and any(row["differences"])]
+    if scored and len(set(result["reward_models"]) - {None}) > 1:
         print_text("Each run's alignment is scored by its own reward models, and these differ.")
+
+
+def _unlike(metrics: Sequence[dict[str, Any]], letters: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Test set, or nothing for the held-out problems -> run -> k of pass@k and cons@k, if it is not the same."""
+    found: dict[str, dict[str, int]] = {}
+    for row in metrics:
+        for letter, k in zip(letters, row.get("k", ()), strict=False):
+            if k is not None:
+                found.setdefault(row["metric"].rpartition("/")[0], {})[letter] = k
+    return {name: ks for name, ks in found.items() if len(set(ks.values())) > 1}
 
 
 def aligned(rows: Sequence[dict[str, str]]) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flows.cli.terminal import width
 from flows.home import home
 from grpo.errors import InputError
+from tasks.paths import expanded
 
 if TYPE_CHECKING:
     from tasks.evaluation.sets.run import ModelEvaluation
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     evaluation, sets = settings(args)
     problems = read_sets(sets, args.seed)
     if args.export_lm_eval is not None:
-        return _export(evaluation, problems, args.export_lm_eval.expanduser())
+        return _export(evaluation, problems, expanded(args.export_lm_eval))
     key = identity(evaluation, sets, problems)
     folder = home() / "evaluations" / key[:16]
     try:
@@ -144,6 +145,7 @@ def _set(text: str, args: argparse.Namespace) -> EvaluationSet:
     match = _SET.fullmatch(text)
     if match is None:
         raise InputError(f"--sets {text}: write NAME, NAME=PATH or NEW:NAME=PATH")
+    expanded(match["path"] or "")  # an error in its ~ is noticed here
     asks = {"problems": args.problems, "samples_per_problem": args.samples, "k": args.k}
     styles = {"prompt_style": args.prompt_style, "answer_style": args.answer_style}
     try:

@@ -14,6 +14,7 @@ from typing import Any
 from flows.home import home, store, tracking
 from flows.stage_contract.references import artifact
 from grpo.errors import InputError
+from tasks.paths import expanded
 
 DATA_SETS = {
     "problems": {"train": "train.parquet", "validation": "validation.parquet", "test": "held_out.parquet"},
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     if args.push is not None:
         check_name(args.push)
     else:
-        folder = args.folder.expanduser()
+        folder = expanded(args.folder)
         check_folder(folder)
     made = artifact(args.reference)
     name, card = _card(made, args)
@@ -76,7 +77,7 @@ def _card(made: Any, args: argparse.Namespace) -> tuple[str, str]:
     from tasks.tracking.lineage import provenance
 
     # Named from its parent folder, because `datasets` does not accept "." as a name.
-    place = args.push or f"./{args.folder.expanduser().absolute().name}"
+    place = args.push or f"./{expanded(args.folder).absolute().name}"
     if made.stage in DATA_SETS:
         return made.stage, data_card(made, DATA_SETS[made.stage], args.licence, place)
     name = checkpoints([made.stage]).get(made.stage)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flows.home import store
 from grpo.errors import InputError
+from tasks.paths import expanded
 from tasks.store.manifest import Manifest
 
 _PLAIN = ("base", "r1_zero")
@@ -25,7 +26,7 @@ def find_model(name: str) -> tuple[str, Path | None]:
     from flows.stages.evaluate import CHECKPOINTS, checkpoints, stage_of
     from tasks.export.folder import check_model
 
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     if folder.is_dir():
         check_model(folder)
         return str(folder), folder / ZERO_TEMPLATE_FILE if (folder / ZERO_TEMPLATE_FILE).is_file() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -38,7 +39,7 @@ def assumptions_of(args: argparse.Namespace, default: str | None = None) -> Assu
             change: dict[str, Any] = {name: float(value)}
         except ValueError:
             raise InputError(f"--assume {pair}: write NAME=NUMBER") from None
-        if change[name] <= 0:
+        if not 0 < change[name] < math.inf:  # nor NaN
             raise InputError(f"--assume {pair}: give a number above 0")
         if name in {of.name for of in fields(Assumed)}:
             assumed = replace(assumed, **change)

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from flows.recipe.schema import Recipe
 from grpo.config.common import Hardware
 from grpo.errors import InputError
+from tasks.paths import expanded
 
 WEIGHTS = "*.safetensors"
 SHARE_OF_MEMORY = 0.5
@@ -31,7 +32,7 @@ def check(recipe: Recipe, stages: Iterable[str] | None = None) -> dict[str, Any]
     Raises:
         InputError: a stage cannot run the model.
     """
-    folder = Path(recipe.base.model).expanduser() if recipe.base.model else None
+    folder = expanded(recipe.base.model) if recipe.base.model else None
     if folder is None or not folder.is_dir():
         return None
     size = sum(path.stat().st_size for path in folder.glob(WEIGHTS))

@@ -12,6 +12,7 @@ from flows.stage_contract.references import artifact
 from grpo.errors import InputError
 from tasks.store.manifest import Manifest
 from tasks.tracking.models.registry import CHAMPION
+from tasks.tracking.names import registered_name
 
 
 def add(commands: Any) -> None:
@@ -27,14 +28,21 @@ def run(args: argparse.Namespace) -> int:
     if not re.fullmatch(r"[\w-]+", args.alias) or re.fullmatch(r"latest|v\d+", args.alias):
         raise InputError(f"--alias {args.alias}: give letters, digits, - and _; latest and v1 are MLflow's own")
     manifest = store().check_here(artifact(args.reference))
-    recipe = args.recipe or _recipe_of(manifest)
+    recipe = _recipe_of(manifest, args.recipe)
     version = tracking().models.set_alias_now(recipe, args.alias, manifest)
     print(f"{args.alias}@{recipe} is {manifest.stage} {manifest.key[:12]}, version {version}", file=sys.stderr)
     return 0
 
 
-def _recipe_of(manifest: Manifest) -> str:
-    recipes = tracking().models.recipes_with(manifest)
+def _recipe_of(manifest: Manifest, asked: str | None) -> str:
+    """The recipe whose registered model gets the alias: `asked`, or the only one that has the checkpoint."""
+    record = tracking()
+    recipes = record.models.recipes_with(manifest)
+    if asked is not None:  # a name that is mistyped would become a new registered model
+        known = {*recipes, *record.recipes()}
+        if asked not in known and registered_name(asked) not in known:
+            raise InputError(f"--recipe {asked}: no recipe of this name has run; there are {', '.join(sorted(known))}")
+        return asked
     if not recipes:
         raise InputError(f"{manifest.stage} {manifest.key[:12]} is no registered model; give a checkpoint")
     if len(recipes) > 1:

@@ -13,6 +13,7 @@ from typing import Any
 
 from flows.cli.terminal import width
 from grpo.errors import InputError
+from tasks.paths import expanded
 
 _WIDTH = 100
 
@@ -47,7 +48,7 @@ def init(args: argparse.Namespace) -> int:
     from flows.recipe.commented import commented
     from flows.recipe.load import load_recipe, shipped_text
 
-    path: Path = args.file.expanduser()
+    path = expanded(args.file)
     if path.suffix != ".toml" or not re.fullmatch(r"[\w.-]+", path.stem):
         raise InputError(f"{args.file}: give a name of letters, digits, - and _ that ends in .toml")
     text = commented(shipped_text(args.origin), path.stem, args.origin)

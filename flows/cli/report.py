@@ -9,6 +9,7 @@ from typing import Any
 
 from flows.home import store, tracking
 from grpo.errors import InputError
+from tasks.paths import expanded
 
 
 def add(commands: Any) -> None:
@@ -25,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
 
     record = tracking()
     loaded = load_run(record.reader, store(), record.reader.find(args.run))
-    path = (args.out or default_path(loaded.run.id)).expanduser()
+    path = expanded(args.out or default_path(loaded.run.id))
     try:
         write(record, loaded, path)
     except OSError as error:

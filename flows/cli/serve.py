@@ -17,6 +17,7 @@ from typing import Any
 
 from flows.cli.models import find_model
 from grpo.errors import InputError
+from tasks.paths import expanded
 from tasks.trainer.interpreter import VARIABLE, has_module, trainer_python
 
 MODULES = {"vllm": ("vllm",), "transformers": ("openai", "fastapi", "uvicorn", "rich")}
@@ -84,9 +85,7 @@ def _name(asked: str, path: str, folder: Path) -> str:
     """Model name for requests. For a folder, creates a link with this name in `folder`, where the server runs."""
     if not Path(path).is_dir():
         return path
-    name = re.sub(r"[^\w.-]+", "-", Path(path).resolve().name if Path(asked).expanduser().is_dir() else asked).strip(
-        "-."
-    )
+    name = re.sub(r"[^\w.-]+", "-", Path(path).resolve().name if expanded(asked).is_dir() else asked).strip("-.")
     (folder / name).symlink_to(Path(path).resolve())
     return name
 

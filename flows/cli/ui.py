@@ -8,9 +8,10 @@ import os
 import sys
 from typing import Any
 
-from flows.home import STATE, home
+from flows.home import STATE, home, read_state
 from flows.installation.services import (
     check_ports,
+    living_supervisor,
     mlflow_server,
     mlflow_url,
     prefect_server,
@@ -21,6 +22,7 @@ from flows.installation.services import (
     write_state,
 )
 from flows.installation.supervisor import Supervisor
+from grpo.errors import InputError
 from tasks.trainer.processes import process_name
 
 
@@ -37,11 +39,21 @@ def run(args: argparse.Namespace) -> int:
 
 
 def serve(prefect_port: int, mlflow_port: int) -> int:
-    """Starts both servers, prints their addresses, and keeps them alive until this process is stopped."""
-    check_ports({"--prefect-port": prefect_port, "--mlflow-port": mlflow_port})
+    """Starts both servers, prints their addresses, and keeps them alive until this process is stopped.
+
+    Raises:
+        InputError: this home's servers are up already. Its databases and its state file are for one pair of servers.
+    """
     place, logs = home(), home() / "logs"
+    if living_supervisor(place):
+        state = read_state(place)
+        known = {"Prefect": str(state.get("prefect", "")).removesuffix("/api"), "MLflow": state.get("tracking")}
+        said = ", ".join(f"{name} at {url}" for name, url in known.items() if url)
+        raise InputError(f"the servers of {place} are up{f': {said}' if said else ''}; `r1 down` stops them")
+    check_ports({"--prefect-port": prefect_port, "--mlflow-port": mlflow_port})
     place.mkdir(parents=True, exist_ok=True)
-    supervisor = Supervisor(logs)
+    supervisor, me = Supervisor(logs), {"supervisor": process_name(os.getpid())}
+    write_state(place, me)
     try:
         for service, port in (
             (prefect_server(place, prefect_port, sqlite(place)), prefect_port),
@@ -49,11 +61,12 @@ def serve(prefect_port: int, mlflow_port: int) -> int:
         ):
             supervisor.start(service)
             wait_for(service, port, logs, lambda: supervisor.stopping)
-        write_state(place, {"supervisor": process_name(os.getpid()), "prefect": prefect_url(prefect_port)})
+        write_state(place, {**me, "prefect": prefect_url(prefect_port)})
         print(f"Prefect: {sign_in_url(place, prefect_port)}\nMLflow:  {mlflow_url(mlflow_port)}", flush=True)
         print("`r1 run` uses this server while it is up. Ctrl-C stops both.", file=sys.stderr)
         supervisor.watch()
     finally:
-        (place / STATE).unlink(missing_ok=True)
+        if read_state(place).get("supervisor") == me["supervisor"]:  # not that of an `r1 up` at the same moment
+            (place / STATE).unlink(missing_ok=True)
         supervisor.stop()
     return 0

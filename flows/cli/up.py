@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 from flows.home import POSTGRES, STATE, home, read_state
 from flows.installation import services
 from flows.installation.credentials import prefect_password
-from flows.installation.services import Databases
+from flows.installation.services import Databases, living_supervisor
 from flows.installation.supervisor import GRACE_S, PYTHON, Service, Supervisor, tail
 from grpo.errors import InputError
 from tasks.trainer.gpus import gpus
@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Starts the installation, or reports that it is running."""
     place = home()
-    if _supervisor(place):
+    if living_supervisor(place):
         print("it is up already", file=sys.stderr)
         return _say_where(place)
     if args.workers is not None and args.workers < 1:
@@ -111,28 +111,21 @@ def _say_where(place: Path) -> int:
 def down(args: argparse.Namespace) -> int:
     """Stops the installation. Recipes in progress continue at the next `r1 up`."""
     place = home()
-    was_up = _supervisor(place) is not None
+    was_up = living_supervisor(place) is not None
     _stop(place)
     print("stopped" if was_up else "nothing was running", file=sys.stderr)
     return 0
 
 
 def _stop(place: Path) -> None:
-    if pid := _supervisor(place):
+    if pid := living_supervisor(place):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_S
-        while _supervisor(place) and time.monotonic() < deadline:
+        while living_supervisor(place) and time.monotonic() < deadline:
             time.sleep(0.2)
     _end_rest(place)
     (place / STATE).unlink(missing_ok=True)
-
-
-def _supervisor(place: Path) -> int | None:
-    """Process id of this home's supervisor, if it is alive."""
-    name = read_state(place).get("supervisor")
-    pid = int(str(name).split()[0]) if name else None
-    return pid if pid is not None and process_name(pid) == name else None
 
 
 def _end_rest(place: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from flows.home import STATE
+from flows.home import STATE, read_state
 from flows.installation.credentials import prefect_password
 from flows.installation.prefect_app import SIGN_IN
 from flows.installation.supervisor import PYTHON, Service, tail
@@ -19,6 +19,7 @@ from grpo.errors import InputError
 from tasks.store.whole_file import write_whole
 from tasks.tracking.connection import default_uri
 from tasks.tracking.moved_database import follow_move
+from tasks.trainer.processes import process_name
 
 START_S = 600.0
 """Timeout in seconds for starting a server on a busy machine. A server that fails ends sooner."""
@@ -129,6 +130,13 @@ def wait_for(service: Service, port: int, logs: Path, stopped: Callable[[], bool
         if time.monotonic() > deadline:
             raise InputError(f"{service.name} did not answer on port {port} within {START_S:g} s; see {log}")
         time.sleep(0.3)
+
+
+def living_supervisor(home: Path) -> int | None:
+    """Process id of what supervises this home's servers, `r1 up` or `r1 ui`, if it is alive."""
+    name = read_state(home).get("supervisor")
+    pid = int(str(name).split()[0]) if name else None
+    return pid if pid is not None and process_name(pid) == name else None
 
 
 def write_state(home: Path, state: Mapping[str, object]) -> None:

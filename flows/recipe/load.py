@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import tomllib
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,6 +16,7 @@ from flows.recipe.shipped import RECIPES, shipped
 from flows.recipe.suggestions import suggestion
 from grpo.errors import InputError
 from grpo.secret_values import secret_in, walk
+from tasks.paths import expanded
 
 LARGEST = 2**53
 """Largest integer in a recipe. Beyond it, JSON in a browser, and so Prefect's forms, would change the number."""
@@ -72,11 +73,13 @@ _TOO_DEEP = "lists or tables are nested too deeply; no field needs more than ten
 
 
 def _odd_number(values: Any) -> str | None:
-    """What is wrong with the first number that JSON, forms or databases would change: NaN, or an integer beyond
-    2^53."""
+    """What is wrong with the first number that JSON, forms or databases would refuse or change: NaN, an infinity, or an
+    integer beyond 2^53."""
     for place, value in walk(values):
         if isinstance(value, float) and value != value:
             return f"{place}: this is not a number (nan)"
+        if isinstance(value, float) and math.isinf(value):
+            return f"{place}: this is not a finite number ({value})"
         if isinstance(value, int) and abs(value) > LARGEST:
             digits = int(value.bit_length() * 0.30103) + 1  # Python prints no number with more than 4,300 digits
             return f"{place}: {digits:,} digits are too many; the largest number here is 2^53"
@@ -85,7 +88,7 @@ def _odd_number(values: Any) -> str | None:
 
 def _read(name: str) -> tuple[str, str]:
     if name.endswith(".toml"):
-        path = Path(name).expanduser()
+        path = expanded(name)
         if not path.is_file():
             raise InputError(f"{name}: no such recipe file")
         try:

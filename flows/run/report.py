@@ -28,6 +28,8 @@ def page_of(record: Tracking, run: RecipeRun) -> str:
     """The HTML page of a run that has ended, with whatever it produced."""
     from tasks.report.page import render
 
+    if data := run.manifests.get("sft_data"):
+        store().check_here(data)  # the page reads its statistics
     return render(run, _content(run), record.reader, record.page(run.run.id))
 
 
@@ -35,10 +37,13 @@ def _content(run: RecipeRun) -> Mapping[str, Any]:
     """The closing table and completions, from the stage report, or from an evaluation if there is no report."""
     manifests = run.manifests
     if "report" in manifests and CONTENT in manifests["report"].files:
-        return read_content(manifests["report"].local(CONTENT))
+        return read_content(store().check(manifests["report"]).local(CONTENT))
     if "evaluate" not in manifests:
         return {}
     problems = manifests.get("problems") or store().find(manifests["evaluate"].inputs["problems"].key or "")
+    for read in (manifests["evaluate"], problems):
+        if read is not None:
+            store().check(read)
     shown = run.config.get("report", {}).get("samples", 0)
     return content(manifests["evaluate"].local(), problems.local() if problems else None, shown)
 

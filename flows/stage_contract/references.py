@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from flows.home import home, store, tracking
 from grpo.errors import InputError
 from grpo.secret_values import walk
+from tasks.paths import expanded
 from tasks.store.manifest import InputRef, Manifest
 from tasks.store.whole_file import write_whole
 from tasks.tracking.lineage import artifact_of
@@ -69,7 +70,7 @@ def artifact(reference: str, stage: str | None = None) -> Manifest:
 def external(name: str | Path) -> Input:
     """A user's file or folder, identified by its contents. A string that is not a local path is a hub name and
     identifies itself. A Path must exist."""
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not path.exists():
         if isinstance(name, Path) or name.startswith((".", "/", "~")):
             raise InputError(f"{name}: no such file or folder")

@@ -154,7 +154,7 @@ def _results(about: About) -> str:
     ]
     config = about.evaluation.config
     how = f"{config['samples_per_problem']} samples a problem, {_sampling(config['sampling'])}"
-    level = f"{config['confidence']:.0%}"
+    level = f"{100 * config['confidence']:g}%"
     sentence = (
         f"Of evaluation `{about.evaluation.key[:12]}`, {about.evaluation.created[:10]}: held-out problems, {how}."
     )

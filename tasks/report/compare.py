@@ -12,10 +12,10 @@ from grpo.data.records import Sample, read_samples
 from tasks.evaluation.metrics import RESAMPLES, Scores, by_problem, interval, mean
 from tasks.evaluation.records import INTERVAL, SAMPLES, read_scores
 from tasks.report.tables import COLUMNS
-from tasks.store.diff import Ingredients, changed_fields, differences, shorten
+from tasks.store.diff import Ingredients, Keys, changed_leaves, differences, dotted, shorten
 from tasks.store.manifest import Manifest
 from tasks.tracking.recipe_run import RecipeRun
-from tasks.tracking.tags import KEY_TAG
+from tasks.tracking.tags import DIGEST_TAG, KEY_TAG
 
 _NOT_COMPARED = {"name", "description"}
 _REASONING = ("format", "language")
@@ -75,18 +75,18 @@ def by_metric(samples: Sequence[Sample], scores: Scores | None = None) -> dict[s
 def fields(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """{"field": dotted path, "values": one per configuration} for each field that is not the same in all of them."""
     first, *others = configs
-    paths = {change.field: None for other in others for change in changed_fields(dict(first), dict(other))}
+    paths = {path: None for other in others for path, _, _ in changed_leaves(dict(first), dict(other))}
     return [
-        {"field": path, "values": [_at(config, path) for config in configs]}
-        for path in sorted(paths)
-        if path not in _NOT_COMPARED
+        {"field": dotted(path), "values": [_at(config, path) for config in configs]}
+        for path in sorted(paths, key=dotted)
+        if dotted(path) not in _NOT_COMPARED
     ]
 
 
-def _at(config: Any, path: str) -> Any:
-    for part in path.split("."):
+def _at(config: Any, path: Keys) -> Any:
+    for part in path:
         if isinstance(config, list):
-            config = config[int(part)] if int(part) < len(config) else None
+            config = config[part] if isinstance(part, int) and part < len(config) else None
         else:
             config = config.get(part) if isinstance(config, Mapping) else None
     return config
@@ -94,29 +94,32 @@ def _at(config: Any, path: str) -> Any:
 
 def stages(runs: Sequence[RecipeRun]) -> list[dict[str, Any]]:
     """Every stage of any run: its keys and times, whether all runs have the same artifact, and if not, why, relative to
-    the first run that has it."""
+    the first run that has it. Attempts at one key are different artifacts, unless they made the same."""
     names = dict.fromkeys(stage.name for run in runs for stage in run.stages)
     rows = []
     for name in names:
         of_runs = [run.stage(name) for run in runs]
         keys = [stage.run.tags.get(KEY_TAG) if stage else None for stage in of_runs]
+        digests = [stage.run.tags.get(DIGEST_TAG) if stage else None for stage in of_runs]
         manifests = [run.manifests.get(name) for run in runs]
         first = next((manifest for manifest in manifests if manifest), None)
         rows.append(
             {
                 "stage": name,
-                "shared": None not in keys and len(set(keys)) == 1,
+                "shared": None not in digests and len(set(digests)) == 1,
                 "keys": keys,
                 "seconds": [stage.seconds if stage else None for stage in of_runs],
                 "status": [stage.status if stage else None for stage in of_runs],
-                "why": [why(first, m) if first and m and m.key != first.key else [] for m in manifests],
+                "why": [why(first, m) if first and m and m.digest != first.digest else [] for m in manifests],
             }
         )
     return rows
 
 
 def why(old: Manifest, new: Manifest) -> list[str]:
-    """Why the keys of two artifacts of a stage differ, one reason per line: fields, inputs by name, version."""
+    """Why two artifacts of a stage differ, one reason per line: fields, inputs by name, version."""
+    if old.key == new.key:
+        return ["another attempt at the same key"]
     reasons = differences(Ingredients.of(old), Ingredients.of(new))
     fields = [f"{r.name}: {shorten(r.old)} -> {shorten(r.new)}" for r in reasons if r.kind == "field"]
     inputs = [f"other {name}" for name in sorted(r.name for r in reasons if r.kind == "input")]
@@ -129,7 +132,7 @@ def metrics(
     """The closing tables of several evaluations, with differences relative to the first.
 
     `evaluations`: the folders that the stage made. Metrics that are not means over problems (win rates, refusals) have
-    a difference without an interval.
+    a difference without an interval. pass@k and cons@k have none where k is not the first's; their rows have each `k`.
     """
     found = []
     scores = [read_scores(folder) for folder in evaluations]
@@ -144,18 +147,30 @@ def metrics(
             if metric.endswith(INTERVAL) or all(row.get(metric) is None for row in rows):
                 continue
             first = values[0].get(metric)
+            ks = [_k(row, metric) if metric in row else None for row in rows] if metric.endswith("@k") else []
             found.append(
                 {
                     "checkpoint": checkpoint,
                     "metric": metric,
                     "values": [row.get(metric) for row in rows],
                     "differences": [
-                        _against(rows[0].get(metric), row.get(metric), first, of.get(metric), confidence)
-                        for row, of in zip(rows[1:], values[1:], strict=True)
+                        None
+                        if ks and ks[number] != ks[0]
+                        else _against(rows[0].get(metric), row.get(metric), first, of.get(metric), confidence)
+                        for number, (row, of) in enumerate(zip(rows[1:], values[1:], strict=True), 1)
                     ],
+                    **({"k": ks} if ks else {}),
                 }
             )
     return found
+
+
+def _k(row: Mapping[str, Any], metric: str) -> int | None:
+    """The k of a row's pass@k and cons@k, or of those of the metric's test set. In an evaluation by an earlier version,
+    it was the number of samples a problem."""
+    of_set = metric.removesuffix(metric.rpartition("/")[2])
+    k, samples, problems = (row.get(of_set + name) for name in ("k", "samples", "problems"))
+    return k if k is not None or not problems else samples // problems
 
 
 def _against(

@@ -31,8 +31,9 @@ def plot(reader: RunReader, runs: Sequence[RecipeRun], labels: Sequence[str], pa
     for place, (title, lines) in zip(axes, panels, strict=False):
         for number, points in lines:
             style = {"color": COLOURS[number % len(COLOURS)], "linestyle": _STYLES[number % len(_STYLES)]}
-            place.plot([x for x, _ in points], [y for _, y in points], label=labels[number], linewidth=1.6, **style)
-        place.set_title(title, fontsize=9)
+            label = _literal(labels[number])
+            place.plot([x for x, _ in points], [y for _, y in points], label=label, linewidth=1.6, **style)
+        place.set_title(_literal(title), fontsize=9)
         place.tick_params(labelsize=8)
         place.grid(alpha=0.25)
     for place in axes[len(panels) :]:
@@ -42,6 +43,11 @@ def plot(reader: RunReader, runs: Sequence[RecipeRun], labels: Sequence[str], pa
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120, metadata={"Software": None})
     return path
+
+
+def _literal(text: str) -> str:
+    """The text for matplotlib, which would read what is between two $ as a formula, and refuse a wrong one."""
+    return text.replace("$", r"\$")
 
 
 def _names(runs: Sequence[RecipeRun]) -> list[str]:

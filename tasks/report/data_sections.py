@@ -17,6 +17,7 @@ def funnels(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
         sections.append(_problem_funnel(problems.counts))
     if cold := manifests.get("cold_start_data"):
         counts = dict(cold.counts)
+        counts.pop("trajectories_chosen", None)  # each of them was rewritten, and is kept or dropped
         rows = [("kept", counts.pop("kept", 0)), *sorted(counts.items(), key=lambda item: -item[1])]
         sections.append(_funnel("Demonstrations of the cold start", "sampled or written", rows[1:] + rows[:1]))
     if (sft := manifests.get("sft_data")) and data_statistics.STATISTICS in sft.files:
@@ -32,23 +33,38 @@ def funnels(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
     return sections
 
 
+_DOMAINS = ("reasoning", "general")
+
+
 def _problem_funnel(counts: Mapping[str, int]) -> dict[str, Any]:
     sums: Counter[str] = Counter()
     for name, count in counts.items():
         if name.startswith("source"):
             sums[name.partition("_")[2]] += count
-    held_out = {f"held out, {d}": counts.get(f"{d}_held_out", 0) for d in ("reasoning", "general")}
-    train = {f"to train on, {d}": counts.get(f"{d}_train", 0) for d in ("reasoning", "general")}
+    held_out = {f"held out, {d}": counts.get(f"{d}_held_out", 0) for d in _DOMAINS}
+    validation = {f"validation, {d}": n for d in _DOMAINS if (n := counts.get(f"{d}_validation")) is not None}
+    train = {f"to train on, {d}": counts.get(f"{d}_train", 0) for d in _DOMAINS}
     dropped = {
         "duplicate": sums["duplicates"] + counts.get("duplicates_across_sources", 0),
         "unverifiable": sums["unverifiable"],
         "bad record": sums["bad_records"],
-        "shared with the held-out": counts.get("decontamination_equal", 0)
-        + counts.get("decontamination_overlapping", 0),
+        "shared with the held-out": _shared(counts, "decontamination_"),
+        "shared with validation": _shared(counts, "validation_"),
+        "shared with a test set": _shared(counts, "test_"),
     }
-    rest = sums["read"] - sum(dropped.values()) - sum(held_out.values()) - sum(train.values())
-    rows = [(k, v) for k, v in dropped.items() if v] + ([("held out beyond the maximum", rest)] if rest > 0 else [])
-    return _funnel("Problems", "read", [*rows, *held_out.items(), *train.items()])
+    kept = {**held_out, **validation, **train}
+    # Everyday prompts that are held out are a list of their own, which is not among the read ones.
+    everyday = held_out["held out, general"] if "everyday_held_out_seen" in counts else 0
+    rest = sums["read"] + everyday - sum(dropped.values()) - sum(kept.values())
+    # The stage does not count the validation problems that it drops.
+    surplus = "held out beyond the maximum" + (", or validation shared with others" if validation else "")
+    rows = [(k, v) for k, v in dropped.items() if v] + ([(surplus, rest)] if rest > 0 else [])
+    return _funnel("Problems", "read", [*rows, *kept.items()])
+
+
+def _shared(counts: Mapping[str, int], prefix: str) -> int:
+    """The training problems that were dropped because they share words with others."""
+    return sum(n for name, n in counts.items() if name.startswith(prefix) and name.endswith(("_equal", "_overlapping")))
 
 
 def _funnel(title: str, whole: str, rows: Sequence[tuple[str, int]]) -> dict[str, Any]:
@@ -93,9 +109,7 @@ _NO_SHARES = ("correlation", "calibration_error")
 def judges(manifests: Mapping[str, Manifest]) -> list[dict[str, Any]]:
     """Metrics of the judge and of the models trained on its judgments, by stage."""
     rows = []
-    for stage in ("sft_data", "reward_models"):
-        if stage not in manifests:
-            continue
+    for stage in (name for name in manifests if name == "sft_data" or name.startswith("reward_models")):
         metrics = manifests[stage].metrics
         for name, title in _JUDGED.items():
             if (value := metrics.get(name)) is not None:

@@ -103,7 +103,9 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
 
 
 def number(value: float) -> str:
-    """A number as short text."""
+    """A number as short text: also nan and inf, which a reward model or a function of the user's may give."""
+    if not math.isfinite(value):
+        return str(value)
     if value == 0:
         return "0"
     if abs(value) >= 100_000:

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from grpo.data.conversations import from_columns
 from grpo.errors import InputError
+from tasks.printable import printable
 from tasks.sft_data.mix import TRAIN
 from tasks.sft_data.statistics import DROPPED, KEPT, STATISTICS, bins, by, funnel, prompt_text, read
 from tasks.store.manifest import Manifest
@@ -111,6 +112,7 @@ def to_json(view: Mapping[str, Any]) -> str:
 
 def show(view: Mapping[str, Any], console: Console, *, whole: bool = False) -> None:
     """Prints a view. `whole` shows samples in full."""
+    view = _printable(view)
     console.print(f"[bold]{view['stage']}[/] {view['digest'][:16]}, made {view['created'][:19]}, {view['path']}")
     console.print(f"{view['kept']:,} examples of {view['sampled']:,} samples")
     for warning in view.get("warnings", []):
@@ -124,6 +126,15 @@ def show(view: Mapping[str, Any], console: Console, *, whole: bool = False) -> N
     for outcome, rows in view["samples"].items():
         for row in rows:
             console.print(_sample(outcome, row, whole))
+
+
+def _printable(value: Any) -> Any:
+    """The value with all texts in it printable: names of sources and problems come from data sets too."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {_printable(key): _printable(inner) for key, inner in value.items()}
+    return [_printable(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def _table(title: str, *columns: str) -> Table:

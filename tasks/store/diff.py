@@ -70,18 +70,33 @@ def differences(old: Ingredients, new: Ingredients) -> list[Difference]:
     return reasons
 
 
-def changed_fields(old: Any, new: Any, path: str = "") -> list[Change]:
+Keys = tuple[str | int, ...]
+"""Path of a value in nested configurations: keys of tables and places in lists. A key may contain a dot."""
+
+
+def changed_fields(old: Any, new: Any) -> list[Change]:
     """Every leaf that differs between two configurations of plain values. Lists of equal length are compared item by
     item."""
+    return [Change(dotted(keys), a, b) for keys, a, b in changed_leaves(old, new)]
+
+
+def changed_leaves(old: Any, new: Any, keys: Keys = ()) -> list[tuple[Keys, Any, Any]]:
+    """(path, old, new) of the same leaves."""
     if isinstance(old, dict) and isinstance(new, dict):
         return [
-            change
+            leaf
             for name in sorted(old.keys() | new.keys())
-            for change in changed_fields(old.get(name), new.get(name), f"{path}.{name}" if path else name)
+            for leaf in changed_leaves(old.get(name), new.get(name), (*keys, name))
         ]
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return [c for i, (a, b) in enumerate(zip(old, new, strict=True)) for c in changed_fields(a, b, f"{path}.{i}")]
-    return [] if old == new else [Change(path, old, new)]
+        pairs = enumerate(zip(old, new, strict=True))
+        return [leaf for place, (a, b) in pairs for leaf in changed_leaves(a, b, (*keys, place))]
+    return [] if old == new else [(keys, old, new)]
+
+
+def dotted(keys: Keys) -> str:
+    """A path as text, for people."""
+    return ".".join(map(str, keys))
 
 
 def shorten(value: Any) -> str:

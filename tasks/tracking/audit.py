@@ -31,8 +31,8 @@ class OldRun:
 
 
 def old_runs(connection: Connection, before: float, kept: Collection[str]) -> list[OldRun]:
-    """Top-level runs that ended before a time (seconds since 1970), oldest first. Leaves out a run if it or one of its
-    stages made an artifact whose digest is in `kept`.
+    """Top-level runs that ended before a time (seconds since 1970), oldest first. Leaves out a run that was continued
+    since and is running, and one that made an artifact whose digest is in `kept`, or one of whose stages did.
 
     Raises:
         InputError: MLflow cannot be reached.
@@ -51,7 +51,9 @@ def old_runs(connection: Connection, before: float, kept: Collection[str]) -> li
 
 
 def _ended(client: Any, experiments: list[str], before: float) -> Iterator[Any]:
-    condition, order = f"attributes.end_time < {int(before * 1000)}", ["attributes.end_time ASC"]
+    # MLflow keeps the end time of a run that was reopened.
+    condition = f"attributes.end_time < {int(before * 1000)} and attributes.status != 'RUNNING'"
+    order = ["attributes.end_time ASC"]
     return every_result(client.search_runs, experiments, condition, max_results=_PAGE, order_by=order)
 
 

@@ -95,6 +95,12 @@ class Connection:
         """The ids of all experiments."""
         return [experiment.experiment_id for experiment in every_result(self.client.search_experiments)]
 
+    def recipes(self) -> list[str]:
+        """The recipes that have run, which are the experiments but MLflow's own. Raises InputError if MLflow cannot be
+        reached."""
+        names = self.ask(lambda client: [experiment.name for experiment in every_result(client.search_experiments)])
+        return sorted(name for name in names if name != "Default")
+
     def experiment(self, name: str) -> str:
         """The id of an experiment. Creates it if it does not exist."""
         from mlflow.exceptions import MlflowException

@@ -81,10 +81,10 @@ class RunReader:
             raise InputError(f"run {reference!r}: MLflow has no recipe run yet; `r1 run tiny` makes the first")
         name, tilde, back = reference.partition("~")
         if name == "latest" and (not tilde or back.isdecimal()):
-            number = int(back or 0)
+            number = int(back or 0) if len(back) < 10 else len(runs)  # Python reads no number of thousands of digits
             if number >= len(runs):
                 raise InputError(
-                    f"run {reference!r}: there are {len(runs)} recipe runs; the oldest is latest~{len(runs) - 1}"
+                    f"run {reference[:40]!r}: there are {len(runs)} recipe runs; the oldest is latest~{len(runs) - 1}"
                 )
             return runs[number]
         matches = [run for run in runs if run.id.startswith(reference)] if reference else []

@@ -81,11 +81,15 @@ def _reused(run: TrackedRun) -> Iterator[TrackedRun]:
 
 def load_run(reader: RunReader, store: Store, run: TrackedRun) -> RecipeRun:
     """A recipe run with everything that MLflow and the store know about it."""
-    manifests = {manifest.digest: manifest for manifest in store.list()}
+    manifests: dict[str, dict[str | None, Manifest]] = {}  # digest -> MLflow run -> manifest
+    for manifest in store.list():
+        manifests.setdefault(manifest.digest, {})[manifest.mlflow_run_id] = manifest
     stages = []
     for stage_run in sorted([*reader.stage_runs(run.id), *_reused(run)], key=lambda stage: stage.began):
         made_by = stage_run.tags.get(MADE_BY_TAG)
         maker = (reader.run(made_by) if made_by else None) or stage_run
-        manifest = manifests.get(stage_run.tags.get(DIGEST_TAG, ""))
-        stages.append(StageRun(stage_run.tags[STAGE_TAG], stage_run, maker, manifest))
+        # Attempts at a key that made the same have one digest. The run's own has the time that it took.
+        attempts = manifests.get(stage_run.tags.get(DIGEST_TAG, ""), {})
+        made = attempts.get(made_by or stage_run.id) or next(reversed(attempts.values()), None)
+        stages.append(StageRun(stage_run.tags[STAGE_TAG], stage_run, maker, made))
     return RecipeRun(run, reader.read_json(run.id, RECIPE_FILE) or {}, tuple(stages))

@@ -72,6 +72,17 @@ def test_a_path_through_a_file_is_one_line(home: Path) -> None:
         prepare_environment()
 
 
+def test_a_home_of_nobody_is_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        R1(tmp_path).command("stages"),
+        capture_output=True,
+        text=True,
+        env=R1(tmp_path).environment() | {"R1FLOW_HOME": "~nosuch/x"},
+    )
+    line = "error: ~nosuch/x: ~nosuch is no user's home folder; write the whole path\n"
+    assert (done.returncode, done.stderr) == (2, line)
+
+
 def test_a_home_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

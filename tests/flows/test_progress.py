@@ -68,6 +68,15 @@ def test_a_failure_is_an_error_without_its_secrets(told: list[logging.LogRecord]
     assert "hunter2" not in told[0].getMessage() and told[0].getMessage().startswith("sft: failed: no answer from ")
 
 
+def test_a_terminal_obeys_no_text_of_a_model(told: list[logging.LogRecord]) -> None:
+    written = io.StringIO()
+    Progress(Console(file=written)).say("a\tb\x1b]52;c;aGk=\x07\x9b2J\x7f\r\nç")
+    Progress(Console(file=written)).failed("sft", "it said \x1b[2J")
+    said = written.getvalue() + "".join(record.getMessage() for record in told)
+    assert not {"\x1b", "\x07", "\x9b", "\x7f", "\r"} & set(said)
+    assert told[0].getMessage() == "a\tb\ufffd]52;c;aGk=\ufffd\ufffd2J\ufffd\ufffd\nç"
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_row_is_cut_on_a_terminal_and_a_message_goes_on_in_the_next_line(
     monkeypatch: pytest.MonkeyPatch, terminal: bool

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator
 
 from flows.home import home
 from grpo.errors import InputError
+from tasks.paths import expanded
 
 if TYPE_CHECKING:
     from prefect.client.schemas.objects import FlowRun
@@ -102,7 +103,7 @@ class SlurmJobConfiguration(BaseJobConfiguration):
 
     def log(self) -> Path:
         """Path of the job's output, with %j for the job's id."""
-        folder = Path(self.log_folder).expanduser() if self.log_folder else home() / "logs" / "slurm"
+        folder = expanded(self.log_folder) if self.log_folder else home() / "logs" / "slurm"
         return folder / "%j.log"
 
     def options_of_sbatch(self) -> list[str]:

@@ -54,6 +54,18 @@ ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
         (["chat", "dev1"], "no artifact of stage 'cold_start_sft'"),
         (["chat", "dev9"], "dev9: no checkpoint has this name; these do: base, zero, dev1"),
         (["chat", "./dev1"], "./dev1: no such folder"),
+        (["plan", "~nosuch/x.toml"], "~nosuch/x.toml: ~nosuch is no user's home folder; write the whole path"),
+        (["init", "~nosuch/x.toml"], "~nosuch is no user's home folder"),
+        (["chat", "~nosuch/model"], "~nosuch is no user's home folder"),
+        (["run", "tiny", "--input", "base=~nosuch/model"], "~nosuch is no user's home folder"),
+        (["export", "latest:sft", "~nosuch/out"], "~nosuch is no user's home folder"),
+        (["eval", "./m", "--sets", "gsm8k=~nosuch/rows"], "~nosuch/rows: ~nosuch is no user's home folder"),
+        (
+            ["plan", "tiny", "--set", 'problems.sources=[{kind="file", path="~nosuch/x"}]'],
+            "problems.sources.0.path: ~nosuch/x: ~nosuch is no user's home folder",
+        ),
+        (["plan", "tiny", "--estimate", "--assume", "prompt_tokens=nan"], "prompt_tokens=nan: give a number above 0"),
+        (["plan", "tiny", "--estimate", "--assume", "prompt_tokens=inf"], "prompt_tokens=inf: give a number above 0"),
     ],
 )
 def test_the_command_line(tmp_path: Path, r1: Any, arguments: list[str], said: str) -> None:

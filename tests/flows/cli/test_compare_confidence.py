@@ -17,7 +17,9 @@ def recipe_run(key: str, confidence: float) -> Any:
     run = SimpleNamespace(
         id=key * 8, name=key, tags={RECIPE_TAG: "tiny"}, status="FINISHED", began=0.0, ended=1.0, label=key
     )
-    evaluation = SimpleNamespace(key=key, local=lambda: Path(key), config={"confidence": confidence})
+    evaluation = SimpleNamespace(
+        key=key, digest=key, inputs={}, local=lambda: Path(key), config={"confidence": confidence}
+    )
     return SimpleNamespace(run=run, config={}, manifests={"evaluate": evaluation}, label=key)
 
 
@@ -29,6 +31,7 @@ def test_it_is_that_of_the_first_runs_evaluation(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tasks.report.compare.read_samples", lambda path: list[Sample]())
     monkeypatch.setattr("tasks.report.compare.by_metric", lambda samples, key: of_metric[key])
     monkeypatch.setattr("tasks.report.compare.stages", lambda runs: [])
+    monkeypatch.setattr(compare, "store", lambda: SimpleNamespace(check=lambda manifest: manifest))
     monkeypatch.setattr("flows.stages.evaluate.read_table", lambda manifest: tables[manifest.key])
     widths = {}
     for level in (0.5, 0.95):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import subprocess
@@ -81,6 +82,18 @@ def test_one_reason_alone_is_shown_in_full_and_to_the_letter(tmp_path: Path, com
     text = shown(command("data", "sft_data", "--reason", "incorrect", "--samples", "4"))
     assert text.count("─ incorrect: ") == 4 and "─ kept" not in text
     assert text.count("and so on") == 4 * 20 and "[bold]0[/bold]" in text
+
+
+def test_a_terminal_obeys_no_text_of_a_data_set(tmp_path: Path, command: Any) -> None:
+    evil = "\x1b[2J\x9b1A\x07"
+    rows = [dataclasses.replace(s, source=f"a{evil}", completion=f"{evil}\n{s.completion}") for s in SAMPLES]
+    with Store(tmp_path).attempt("sft_data", artifact_key("sft_data", 1, {}, {})) as attempt:
+        write_rows(attempt.out / "samples.parquet", rows, Sample)
+        attempt.publish(stage_version=1, config={})
+    text = shown(command("data", "sft_data"))
+    assert not {"\x1b", "\x9b", "\x07"} & set(text) and "a\ufffd[2J\ufffd1A\ufffd" in text
+    view = json.loads(shown(command("data", "sft_data", "--json")))
+    assert view["samples"]["kept"][0]["completion"].startswith(evil)  # a program reads the text as it is
 
 
 def test_json_holds_statistics_and_samples(tmp_path: Path, command: Any) -> None:

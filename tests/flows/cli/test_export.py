@@ -34,7 +34,7 @@ from tests.support.vllm_models import PYTHON, needs_vllm, tiny_llama
 PROMPT = [{"role": "user", "content": "compute 3 + 4"}]
 EVALUATION = {
     "samples_per_problem": 4,
-    "confidence": 0.9,
+    "confidence": 0.995,
     "sampling": {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 80},
 }
 
@@ -97,7 +97,7 @@ def test_the_card_has_results_data_lineage_and_licence(checkpoint: Manifest, exp
         "transformers",
     )
     assert [(r.metric_type, r.metric_value) for r in card.data.eval_results] == [("pass@1", 0.75)]
-    assert "| pass@1 | 0.75 | 0.5000 to 0.8750 |" in card.text and "90% interval" in card.text
+    assert "| pass@1 | 0.75 | 0.5000 to 0.8750 |" in card.text and "99.5% interval" in card.text
     assert "| sums | 40 | 30 | mit |" in card.text
     for stage in ("sft", "sft_data", "base"):
         assert f"| {stage} | {store().resolve(f'latest:{stage}').digest[:12]} |" in card.text

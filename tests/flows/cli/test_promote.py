@@ -75,6 +75,26 @@ def test_aliases_that_mlflow_refuses_are_refused_first(alias: str) -> None:
         run(parser().parse_args(["promote", "latest:sft", "--alias", alias]))
 
 
+def test_a_mistyped_recipe_makes_no_registered_model(
+    tracking: Tracking, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("R1FLOW_HOME", str(store.root))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking.uri)
+    made = logged(tracking, store, "mine", "sft", 30)
+    tracking.experiment("of another")  # has run, without this checkpoint
+
+    def promote(recipe: str) -> int:
+        return run(parser().parse_args(["promote", made.key, "--alias", "mine", "--recipe", recipe]))
+
+    with pytest.raises(InputError, match="--recipe miine: no recipe of this name has run; there are .*mine, ") as error:
+        promote("miine")
+    assert "Default" not in str(error.value)  # MLflow's own experiment
+    assert tracking.models.recipes_with(made) == ["mine"]
+    for recipe in ("mine", "of another"):
+        assert promote(recipe) == 0 and tracking.models.by_alias("mine", recipe, store) == made
+    assert tracking.models.recipes_with(made) == ["mine", "of another"]
+
+
 def test_what_is_no_model_cannot_be_promoted(tracking: Tracking, store: Store) -> None:
     made = publish(store, "problems")
     assert tracking.models.recipes_with(made) == []

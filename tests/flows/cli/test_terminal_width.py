@@ -60,7 +60,13 @@ def test_compare(lines: Callable[[], list[str]]) -> None:
             "runs": [run, run],
             "config": [{"field": "reasoning_rl.kl_coef", "values": [LONG, "b"]}],
             "stages": [
-                {"stage": "reward_models", "shared": False, "keys": ["a", "b"], "seconds": [1.0, 2.0], "why": [[LONG]]}
+                {
+                    "stage": "reward_models",
+                    "shared": False,
+                    "keys": ["a", "b"],
+                    "seconds": [1.0, 2.0],
+                    "why": [[], [LONG]],
+                }
             ],
             "metrics": [
                 {

@@ -137,6 +137,7 @@ ODD = {
     "hexadecimal": ("seed = 0x" + "f" * 100_000, "digits are too many"),
     "31 digits": ("seed = 1" + "0" * 30, "seed: 31 digits are too many; the largest number here is 2^53"),
     "no number": ("[evaluate]\nconfidence = nan", "evaluate.confidence: this is not a number (nan)"),
+    "infinite": ("[evaluate]\nconfidence = inf", "evaluate.confidence: this is not a finite number (inf)"),
     "no TOML": ("a = = 1", "not valid TOML"),
 }
 
@@ -159,6 +160,8 @@ def test_odd_files_are_one_line(name: str, tmp_path: Path) -> None:
         ("seed=" + "[" * 100_000, "--set seed: lists or tables are nested too deeply"),
         (".".join("a" * 5_000) + "=1", "nested too deeply"),
         ("seed=1" + "0" * 30, "seed: 31 digits are too many"),
+        ("r1_zero.clip_eps_high=inf", "r1_zero.clip_eps_high: this is not a finite number (inf)"),
+        ("reasoning_rl.clip_eps_high=-1e999", "clip_eps_high: this is not a finite number (-inf)"),
         ("problems.sources." + "1" * 5_000 + "=1", "must be a number below"),
         ("reasoning_rl.group_size=100_000_000_000", "group_size: Input should be less than or equal to 65536"),
     ],

@@ -40,6 +40,16 @@ def test_fields_that_differ_in_any_of_three() -> None:
     ]
 
 
+def test_a_key_may_have_a_dot() -> None:
+    first = {"weights": {"file/a.jsonl": 1.0, "b": 2}}
+    second = {"weights": {"file/a.jsonl": 0.5, "b": {"c": 3}}, "weights.b": 4}
+    assert fields([first, second]) == [
+        {"field": "weights.b", "values": [2, {"c": 3}]},
+        {"field": "weights.b", "values": [None, 4]},
+        {"field": "weights.file/a.jsonl", "values": [1.0, 0.5]},
+    ]
+
+
 def test_values_by_problem(sample: Any) -> None:
     found = by_metric(
         [
@@ -70,6 +80,22 @@ def test_tables_beside_each_other(sample: Any, tmp_path: Path) -> None:
     assert vote["differences"][0]["value"] == 1.0 and vote["differences"][0]["low"] is None
     assert accuracy_row["differences"] == [{"value": 1.0, "low": 1.0, "high": 1.0, "paired": True, "problems": (1, 1)}]
     assert refusal["differences"][0]["value"] == 0.25 and refusal["differences"][0]["low"] is None
+
+
+def test_pass_at_k_is_compared_at_one_k(sample: Any, tmp_path: Path) -> None:
+    for name in "abc":
+        (tmp_path / name / SAMPLES / "r1").mkdir(parents=True)
+        write_rows(tmp_path / name / SAMPLES / "r1" / "0.parquet", [sample("p")], Sample)
+    row: dict[str, Any] = {"pass@1": 0.5, "pass@k": 0.75, "cons@k": 0.5, "gsm8k/pass@k": 0.5, "gsm8k/k": 2}
+    old = {**row, "problems": 4, "samples": 16}  # of an earlier version: k was 4, all samples
+    tables = [{"r1": old}, {"r1": {**row, "k": 2}}, {"r1": {**row, "k": 4, "gsm8k/k": 8}}]
+    found = {row["metric"]: row for row in metrics(tables, [tmp_path / name for name in "abc"], 0.95)}
+    compared = {name: [of is not None for of in row["differences"]] for name, row in found.items()}
+    assert compared == {
+        **{"pass@1": [True, True], "pass@k": [False, True], "cons@k": [False, True], "gsm8k/pass@k": [True, False]}
+    }
+    assert (found["cons@k"]["k"], found["gsm8k/pass@k"]["k"]) == ([4, 2, 4], [2, 2, 8])
+    assert "k" not in found["pass@1"]
 
 
 def made(key: str, config: dict[str, Any], digest: str, version: int = 1) -> Manifest:

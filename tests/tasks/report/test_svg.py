@@ -18,6 +18,11 @@ def test_numbers_are_short() -> None:
     assert [svg.number(v) for v in (0, 2500, 0.12345, 250_000, 0.00001)] == ["0", "2,500", "0.123", "250k", "1e-5"]
 
 
+def test_a_number_may_be_none() -> None:
+    """As a reward of NaN in a sample."""
+    assert [svg.number(float(v)) for v in ("nan", "inf", "-inf")] == ["nan", "inf", "-inf"]
+
+
 def test_a_curve_lies_on_its_axes_and_is_told_in_words() -> None:
     picture = ET.fromstring(svg.curves("a <b>", {"x & y": [(0, 0.0), (10, 1.0)]}))
     line = picture.find("polyline")

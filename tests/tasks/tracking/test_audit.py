@@ -11,7 +11,7 @@ import pytest
 
 from tasks.store.manifest import Manifest, artifact_key
 from tasks.store.store import Store
-from tasks.tracking.audit import audit_tracking, digests_in_use, promoted, recipe_is_alive
+from tasks.tracking.audit import audit_tracking, digests_in_use, old_runs, promoted, recipe_is_alive
 from tasks.tracking.client import Tracking
 from tasks.tracking.connection import default_uri
 from tasks.tracking.tags import DIGEST_TAG, FLOW_RUN_TAG
@@ -81,6 +81,16 @@ def test_every_alias_is_found_in_a_registry_of_several_pages(
     for name, manifest in made.items():
         assert record.models.by_alias("best", name, Store(home)) == manifest
     assert {record.experiment(name) for name in made} <= set(record.experiments())
+
+
+def test_a_run_that_was_continued_is_not_old(record: Tracking) -> None:
+    """MLflow keeps the time at which it had ended before."""
+    run = record.recipe_run("continued", "run", {}, {})
+    record.client.set_terminated(run, "FAILED", end_time=1000)
+    assert [old.id for old in old_runs(record, 10.0, ())] == [run]
+    record.reopen(run)
+    assert record.client.get_run(run).info.end_time == 1000 and old_runs(record, 10.0, ()) == []
+    record.finish(run, "FINISHED")
 
 
 def test_what_a_live_run_made_or_read_is_in_use(home: Path, record: Tracking) -> None:

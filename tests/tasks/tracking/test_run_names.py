@@ -55,6 +55,7 @@ def test_runs_are_found_by_their_beginning_and_from_the_end(record: Tracking) ->
     ("reference", "said"),
     [
         ("latest~4", "there are 4 recipe runs; the oldest is latest~3"),
+        ("latest~" + "9" * 5000, "there are 4 recipe runs; the oldest is latest~3"),
         ("zzz", "no recipe run has an id that begins so; the newest are "),
         ("latest~x", "no recipe run has an id that begins so"),
         ("", "no recipe run has an id"),
