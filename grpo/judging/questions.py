@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from string import Template
+
+from grpo.data.records import Message
 
 _PROMPTS = {path.stem: path.read_text("utf-8") for path in sorted((Path(__file__).parent / "prompts").glob("*.txt"))}
 
@@ -33,12 +35,24 @@ _MARKER = re.compile(
     re.IGNORECASE,
 )
 """Start of the markers of common chat templates."""
+_ROLE = re.compile(r"\[(?=(?:system|user|assistant)\])", re.IGNORECASE)
+"""Start of the marks that `question_of` puts before messages."""
 
 
 def prompt(name: str, **values: str) -> str:
     """The prompt file `name` with its placeholders filled in one pass, so that "$reference" inside an answer is kept as
     is."""
     return Template(_PROMPTS[name]).substitute({key: harmless(value) for key, value in values.items()})
+
+
+def question_of(messages: Sequence[Message]) -> str:
+    """What a model was asked, for a judge: the user's message if it stands alone, else all messages, each after its
+    role in brackets. A text cannot pretend to be another message, because such marks in it are broken by a space."""
+    if [message["role"] for message in messages] == ["user"]:
+        return messages[0]["content"]
+    # Made harmless first: this removes invisible characters, which could hide a mark.
+    texts = (_ROLE.sub("[ ", harmless(message["content"])) for message in messages)
+    return "\n\n".join(f"[{m['role']}]\n{text}" for m, text in zip(messages, texts, strict=True))
 
 
 def harmless(text: str) -> str:

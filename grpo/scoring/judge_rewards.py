@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.judging.background_verdicts import AnswerJudge, Verdicts
+from grpo.judging.questions import question_of
 from grpo.judging.voting import Check, Claim
 from grpo.processes.pool import Failure
 from grpo.rewards.functions import Response
@@ -122,7 +123,7 @@ def _claim(judge: AnswerJudge, problem: Problem, response: Response, rewards: Co
     answer = response.parts.answer
     if problem.domain != "reasoning" or not answer or not answer.strip() or not problem.answer.strip():
         return None
-    claim = Claim(problem.text, problem.answer, answer)
+    claim = Claim(question_of(problem.messages), problem.answer, answer)
     if "judge" in rewards or problem.verifier == "judge":
         return claim
     if problem.verifier not in COMPARING or "accuracy" not in rewards:
@@ -139,4 +140,5 @@ def _place(claim: Claim) -> float:
 
 def _checks(problem: Problem, response: Response, criteria: Sequence[Criterion]) -> list[Check]:
     summary = response.parts.summary
-    return [Check(problem.text, criterion.text, summary) for criterion in criteria] if summary.strip() else []
+    question = question_of(problem.messages)
+    return [Check(question, criterion.text, summary) for criterion in criteria] if summary.strip() else []

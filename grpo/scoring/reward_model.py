@@ -12,6 +12,7 @@ import torch
 from grpo.config.common import Hardware
 from grpo.config.jobs import MEMBER
 from grpo.data.records import Message
+from grpo.data.template import completion_tokens, opened_reasoning, prompt_tokens
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import REWARD_MODEL, choose_device, load_tokenizer
@@ -25,9 +26,32 @@ FILLER = [[0, 0]]
 
 
 def conversation_tokens(tokenizer: Any, messages: list[Message], response: str) -> list[int]:
-    """Token ids of a prompt and its response: the input of a reward model in training and in scoring."""
+    """Token ids of a prompt and its response: the input of a reward model in training and in scoring.
+
+    By the chat template, if that writes the whole response. Some, such as those of DeepSeek-R1's distillates, leave the
+    reasoning out: then the response follows the prompt as in SFT.
+    """
     turns = [*messages, {"role": "assistant", "content": response}]
-    return tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
+    # Without white space, because many templates trim texts. Counted, because the prompt may quote the response.
+    before, written = (_inked(tokenizer.apply_chat_template(part, tokenize=False)) for part in (messages, turns))
+    if written.count(_inked(response)) > before.count(_inked(response)):
+        return tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
+    prompt = prompt_tokens(tokenizer, messages, "chat")
+    return prompt + completion_tokens(tokenizer, response, opened_reasoning(tokenizer, prompt))
+
+
+def up_to_scored(ids: Sequence[int], pad_id: int | None) -> Sequence[int]:
+    """The token ids up to the one at which the sequence is scored: the last that is no padding, as in transformers'
+    classifiers. So other programs get the same scores. It is not the last of all if the token that ends a response also
+    serves as padding. None: the model knows no padding."""
+    end = len(ids)
+    while end > 1 and ids[end - 1] == pad_id:
+        end -= 1
+    return ids[:end]
+
+
+def _inked(text: str) -> str:
+    return "".join(text.split())
 
 
 class RewardModelScorer:
@@ -104,6 +128,8 @@ def ensemble_score(scores: torch.Tensor, uncertainty_penalty: float) -> torch.Te
 
 def score_rows(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
     """Scores [B] of B complete sequences of token ids. Their common prefix is computed once."""
+    pad_id = model.config.get_text_config().pad_token_id
+    rows = [up_to_scored(row, pad_id) for row in rows]
     shared = shared_prefix(rows)
     return score_sequences(model, [row[:shared] for row in rows], [row[shared:] for row in rows])
 

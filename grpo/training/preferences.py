@@ -12,8 +12,9 @@ from typing import Any
 
 from grpo.data.conversations import read_rows_of
 from grpo.data.examples import Example, compact
+from grpo.data.records import Message
 from grpo.model.packed.packing import shared_prefix
-from grpo.scoring.reward_model import conversation_tokens
+from grpo.scoring.reward_model import conversation_tokens, up_to_scored
 
 COLUMNS = {"pairs": ("messages", "chosen", "rejected"), "points": ("messages", "response", "label")}
 OPTIONAL = ("strength", "source")
@@ -59,7 +60,7 @@ def _pairs(tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> list[Prefere
     """All pairs of a prompt as one element (InstructGPT, 3.5), so that each response is scored once and a prompt with
     more comparisons does not count more. Returns at most one element."""
     texts = dict.fromkeys(row[side] for row in rows for side in ("chosen", "rejected"))
-    tokens = {text: conversation_tokens(tokenizer, rows[0]["messages"], text) for text in texts}
+    tokens = {text: _sequence(tokenizer, rows[0]["messages"], text) for text in texts}
     fits = [row for row in rows if max(len(tokens[row[side]]) for side in ("chosen", "rejected")) <= max_tokens]
     if not fits:
         return []
@@ -80,12 +81,17 @@ def _pairs(tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> list[Prefere
 
 
 def _points(tokenizer: Any, rows: Sequence[Row], max_tokens: int) -> list[Preferences]:
-    sequences = ((row, conversation_tokens(tokenizer, row["messages"], row["response"])) for row in rows)
+    sequences = ((row, _sequence(tokenizer, row["messages"], row["response"])) for row in rows)
     return [
         Preferences([compact(ids[:1])], [compact(ids[1:])], weight=1, label=float(row["label"]), rows=(row,))
         for row, ids in sequences
         if len(ids) <= max_tokens
     ]
+
+
+def _sequence(tokenizer: Any, messages: list[Message], response: str) -> Sequence[int]:
+    # The trained model has the tokenizer's padding token in its config.
+    return up_to_scored(conversation_tokens(tokenizer, messages, response), tokenizer.pad_token_id)
 
 
 _ELEMENTS: dict[str, Callable[[Any, Sequence[Row], int], list[Preferences]]] = {"pairs": _pairs, "points": _points}

@@ -79,7 +79,8 @@ def train_reward_model(job: RewardModelJob) -> None:
     torch.manual_seed(job.seed)  # the head is initialized from the seed
     hardware, computed = settings.hardware.to_train(), compute_dtype(settings.hardware)
     sharded = load_sharded(job.model, hardware, parallel, kind=REWARD_MODEL, dtype=computed)
-    sharded.model.config.pad_token_id = tokenizer.pad_token_id
+    # Tells transformers at which token this model scores (`up_to_scored`).
+    sharded.model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     steps = planned_steps(len(learnt), settings, settings.epochs, settings.max_steps)
     done = fit(job, sharded, learnt, _LOSSES[job.loss](settings), settings, steps)
     scored = _score(sharded, held_out, settings.micro_batch_tokens) if held_out else []

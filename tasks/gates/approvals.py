@@ -41,9 +41,10 @@ class Decisions:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         return [Decision(**json.loads(line)) for line in lines if line.endswith("\n")]  # skips a partial line
 
-    def approval(self, key: str) -> Decision | None:
-        """The decision that approved the gate, or None. An approval is final; a refusal can be reconsidered."""
-        return next((decision for decision in self.of(key) if decision.approved), None)
+    def approval(self, key: str, evidence: str) -> Decision | None:
+        """The decision that approved the gate on this evidence (its digest), or None. An approval is final; a refusal
+        can be reconsidered. What is made again under the same key may differ, and then nobody has approved it."""
+        return next((d for d in self.of(key) if d.approved and d.evidence == evidence), None)
 
     def add(self, key: str, decision: Decision) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)

@@ -148,6 +148,7 @@ class Verdict:
     after: str
     findings: tuple[Finding, ...]
     samples: tuple[str, ...] = ()  # Markdown, for a human review
+    reviewed: str = ""  # digest of the artifact that the samples are from
 
     @property
     def passed(self) -> bool:
@@ -162,8 +163,10 @@ class Verdict:
         return [f"{'passed' if f.passed else 'FAILED'}: {f.evidence}" for f in self.findings]
 
     def digest(self) -> str:
-        """SHA-256 of the lines and samples, which identifies the evidence that a person saw."""
-        return hashlib.sha256("\n".join([*self.lines(), *self.samples]).encode()).hexdigest()
+        """SHA-256 of the lines, the samples and the digest of the reviewed artifact, which identifies the evidence that
+        a person saw. With the digest, since samples are only a part of the data, and long texts are cut."""
+        reviewed = [self.reviewed] if self.reviewed else []
+        return hashlib.sha256("\n".join([*self.lines(), *self.samples, *reviewed]).encode()).hexdigest()
 
     def markdown(self) -> str:
         """The lines as a Markdown list, which wraps in Prefect's narrow form."""

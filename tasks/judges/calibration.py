@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from grpo.data.records import Problem, Sample
 from grpo.errors import InputError
+from grpo.judging.questions import question_of
 from grpo.rewards.verifiers import COMPARING
 from grpo.scoring.agreement import agreement
 from tasks.judges.base import Claim, Judge, Verdict
@@ -45,7 +46,7 @@ def verified(samples: Iterable[Sample], problems: Mapping[str, Problem]) -> Iter
     for sample in samples:
         problem, accuracy = problems[sample.problem_id], sample.rewards.get("accuracy")
         if has_reference(problem) and accuracy in (0.0, 1.0) and sample.answer.strip():
-            yield Verified(Claim(problem.text, problem.answer, sample.answer), accuracy == 1.0)
+            yield Verified(Claim(question_of(problem.messages), problem.answer, sample.answer), accuracy == 1.0)
 
 
 def calibrate(

@@ -8,7 +8,7 @@ from pathlib import Path
 from grpo.config.judge import JudgeSettings
 from grpo.judging.chat_models import OnProgress
 from grpo.judging.create_voter import make_voter
-from grpo.judging.questions import prompt
+from grpo.judging.questions import prompt, question_of
 from tasks.judges.base import PREFERENCE, Claim, Judge, Pair, Response, Verdict
 
 _CORRECTNESS: dict[bool | None, Verdict] = {True: "correct", False: "incorrect", None: "undecided"}
@@ -30,18 +30,15 @@ class ModelJudge(Judge):
         return [_CORRECTNESS[verdict] for verdict in self.voter.correct_all(claims)]
 
     def safe_all(self, responses: Sequence[Response]) -> list[bool | None]:
-        prompts = [prompt("safe", prompt=r.problem.text, response=r.text) for r in responses]
+        prompts = [prompt("safe", **_shown(r)) for r in responses]
         return self.voter.vote(prompts, "safety", _SAFETY)
 
     def good_all(self, responses: Sequence[Response]) -> list[bool | None]:
-        prompts = [
-            prompt("quality", prompt=r.problem.text, reference=r.problem.answer or "(none)", response=r.text)
-            for r in responses
-        ]
+        prompts = [prompt("quality", **_shown(r), reference=r.problem.answer or "(none)") for r in responses]
         return self.voter.vote(prompts, "quality", _QUALITY)
 
     def refused_all(self, responses: Sequence[Response]) -> list[bool | None]:
-        prompts = [prompt("refused", prompt=r.problem.text, response=r.text) for r in responses]
+        prompts = [prompt("refused", **_shown(r)) for r in responses]
         return self.voter.vote(prompts, "refusal", _REFUSAL)
 
     def compare_all(self, pairs: Sequence[Pair]) -> list[float | None]:
@@ -71,9 +68,13 @@ class ModelJudge(Judge):
                 self.counts.merge({"both_orders": 1, "flipped": _sign(one) != -_sign(other)})
 
 
+def _shown(response: Response) -> dict[str, str]:
+    return {"prompt": question_of(response.problem.messages), "response": response.text}
+
+
 def _comparison(pair: Pair, swapped: bool) -> str:
     a, b = (pair.b, pair.a) if swapped else (pair.a, pair.b)
-    return prompt("compare", prompt=pair.problem.text, a=a, b=b)
+    return prompt("compare", prompt=question_of(pair.problem.messages), a=a, b=b)
 
 
 def _sign(value: float) -> int:

@@ -18,6 +18,7 @@ from grpo.config.judge import JudgeSettings
 from grpo.config.scoring import Scoring
 from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.errors import InputError
+from grpo.judging.questions import question_of
 from tasks.judges.base import Claim, Judge, Response
 from tasks.judges.calibration import has_reference
 from tasks.judges.create_judge import make_judge
@@ -177,7 +178,8 @@ def _judged(
 
 
 def _incorrect(judge: Judge, samples: Sequence[Sample], problems: Mapping[str, Problem]) -> list[str]:
-    claims = [Claim(problems[s.problem_id].text, problems[s.problem_id].answer, s.answer) for s in samples]
+    asked = [problems[sample.problem_id] for sample in samples]
+    claims = [Claim(question_of(p.messages), p.answer, s.answer) for p, s in zip(asked, samples, strict=True)]
     # Undecided samples are never kept, because nothing shows that they are correct.
     return ["" if verdict == "correct" else f"judged_{verdict}" for verdict in judge.correct_all(claims)]
 

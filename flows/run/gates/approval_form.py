@@ -33,7 +33,7 @@ def ask(gate: Gate, verdict: Verdict, said: str, pause_key: str) -> Approval:
     """Waits for the answer; a deployed run is suspended in the meantime. `said`: why the gate asks.
 
     `pause_key` stays the same when a suspended run starts again, so that Prefect returns the answer instead of asking
-    again. It changes after a refusal.
+    again. It changes after a refusal, and with the evidence.
 
     Raises:
         Undecided: nobody answered within the gate's hours.

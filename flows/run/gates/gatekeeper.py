@@ -87,7 +87,8 @@ class Gatekeeper:
         evaluation = self._evaluate(gate) if gate.evaluate else None
         verdict = read_gate(gate, self._values(gate, evaluation), evaluate.checkpoints(gate.stages()))
         if gate.review is not None:
-            verdict = replace(verdict, samples=review_samples(self.manifest_of(gate.after), gate.review))
+            reviewed = self.manifest_of(gate.after)
+            verdict = replace(verdict, samples=review_samples(reviewed, gate.review), reviewed=reviewed.digest)
         keys = {stage: self.manifest_of(stage).key for stage in gate.stages()}
         key = decision_key(gate, keys | ({"gate": evaluation.key} if evaluation else {}))
         _publish(self.recipe, verdict)
@@ -103,10 +104,12 @@ class Gatekeeper:
         self._record(gate, verdict, status, decision)
 
     def _outcome(self, gate: Gate, verdict: Verdict, key: str) -> tuple[str, Decision | None]:
-        if verdict.passed:
-            approved = gate.name in self.approve
-            return ("passed", None) if gate.review is None else _ask(gate, verdict, key, approved)
-        return _ACTIONS[gate.on_failure](gate, verdict, key, gate.name in self.approve)
+        if verdict.passed and gate.review is None:
+            return "passed", None
+        # "warn" does not skip the review: it is needed most when a condition fails.
+        reviewed = gate.review is not None and (verdict.passed or gate.on_failure == "warn")
+        action = "ask" if reviewed else gate.on_failure
+        return _ACTIONS[action](gate, verdict, key, gate.name in self.approve)
 
     def _record(self, gate: Gate, verdict: Verdict, status: str, decision: Decision | None) -> None:
         progress = Progress.current()
@@ -158,20 +161,21 @@ def _warn(gate: Gate, verdict: Verdict, key: str, approved: bool) -> tuple[str, 
 
 
 def _ask(gate: Gate, verdict: Verdict, key: str, approved: bool) -> tuple[str, Decision]:
-    """The recorded decision, else the command line's, else a person's. A new decision is recorded."""
-    decisions = Decisions(home())
-    if (recorded := decisions.approval(key)) is not None:
+    """The recorded decision on this evidence, else the command line's, else a person's. A new decision is recorded."""
+    decisions, evidence = Decisions(home()), verdict.digest()
+    if (recorded := decisions.approval(key, evidence)) is not None:
         return "approved", recorded
     if approved:
         answer = Answer(approve=True, note="--approve", who=_user())
     elif keeps_runs():
-        answer = _ask_in_prefect(gate, verdict, f"{gate.name}-{key[:16]}-{len(decisions.of(key))}")
+        pause_key = f"{gate.name}-{key[:16]}-{evidence[:16]}-{len(decisions.of(key))}"
+        answer = _ask_in_prefect(gate, verdict, pause_key)
     elif sys.stdin is not None and sys.stdin.isatty():
         answer = _ask_on_terminal(gate, verdict)
     else:
         raise GateStopped(f"{_said(verdict)}; it needs approval, and nobody can be asked here", gate.name, True)
     who = answer.who.strip() or "someone in Prefect"
-    decision = Decision.now(gate.name, answer.approve, who, answer.note.strip(), verdict.digest())
+    decision = Decision.now(gate.name, answer.approve, who, answer.note.strip(), evidence)
     decisions.add(key, decision)
     return "approved", decision
 

@@ -27,15 +27,22 @@ UPDATE_SIZE = 0.2
 
 
 def groups_of(model: nn.Module) -> list[dict[str, Any]]:
-    """The trained parameters of a model: its hidden layers' matrices, and the others."""
-    embeddings = {id(p) for module in model.modules() if isinstance(module, nn.Embedding) for p in module.parameters()}
+    """The trained parameters of a model: its hidden layers' matrices, and the others, such as embeddings and the head,
+    also that of a reward model."""
+    heads = _output_embeddings(model), getattr(model, "score", None)
+    ends = [m for m in model.modules() if isinstance(m, nn.Embedding) or any(m is head for head in heads)]
+    not_hidden = {id(p) for module in ends for p in module.parameters()}
     matrices: list[Tensor] = []
     others: list[Tensor] = []
     for name, p in model.named_parameters():
         if p.requires_grad:
-            hidden = p.ndim == 2 and id(p) not in embeddings and not name.endswith("lm_head.weight")
+            hidden = p.ndim == 2 and id(p) not in not_hidden and not name.endswith("lm_head.weight")
             (matrices if hidden else others).append(p)
     return [{"params": matrices, "matrices": True}, {"params": others, "matrices": False}]
+
+
+def _output_embeddings(model: Any) -> Any:
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 
 class Muon(torch.optim.Optimizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,6 +79,15 @@ def test_the_judge_verifies_what_has_no_rule_and_equal_answers_are_asked_once(sc
     assert column(scored, "judge") == [1.0, 0.0, 1.0, None]
     assert column(scored, "format") == [1.0, 1.0, 1.0, 0.0]
     assert len(endpoint.bodies) == 2 and scored.failures.kinds == {}
+
+
+def test_the_judge_is_shown_all_messages_of_the_prompt(score: Any) -> None:
+    system = {"role": "system", "content": "Answer in one word."}
+    for asked, rewards in ((problem("judge"), ("accuracy",)), (problem("none", rubric=["bank"]), ("rubric",))):
+        _, endpoint = score(dataclasses.replace(asked, messages=[system, *ASKED]), ["bank"], *rewards)
+        (text,) = {body["messages"][0]["content"] for body in endpoint.bodies}
+        question = text.split("<question>\n")[1].split("\n</question>")[0]
+        assert question == "[system]\nAnswer in one word.\n\n[user]\nWhere do swans nest?"
 
 
 def test_an_undecided_verdict_is_a_counted_failure(score: Any) -> None:

@@ -7,7 +7,15 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPTNeoXJapaneseConfig,
+    GPTNeoXJapaneseForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+)
 
 from grpo.config.common import Optimizer, Sampling
 from grpo.config.rl import RL
@@ -35,6 +43,22 @@ def test_embeddings_head_and_norms_are_not_matrices_of_hidden_layers(tied: bool)
     assert len(matrices) == 2 * 7 - 1 and all(".self_attn." in name or ".mlp." in name for name in matrices)
     assert {"model.embed_tokens.weight", "model.norm.weight"} <= others and ("lm_head.weight" in others) != tied
     assert len(matrices | others) == len(names) - 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "head"),
+    [
+        (LlamaForSequenceClassification, LlamaConfig, "score.weight"),
+        (GPT2ForSequenceClassification, GPT2Config, "score.weight"),
+        (GPTNeoXJapaneseForCausalLM, GPTNeoXJapaneseConfig, "embed_out.weight"),
+    ],
+)
+def test_a_head_of_any_name_is_no_hidden_matrix(kind: Any, config: Any, head: str) -> None:
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "tie_word_embeddings": False}
+    model = kind(config(vocab_size=40, num_labels=1, bos_token_id=0, eos_token_id=1, **sizes))
+    names = {id(p): name for name, p in model.named_parameters()}
+    matrices, others = ({names[id(p)] for p in group["params"]} for group in groups_of(model))
+    assert head in others and matrices and all(".layers." in name or ".h." in name for name in matrices)
 
 
 def test_an_orthogonal_matrix_has_singular_values_near_one() -> None:

@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from grpo.config.common import Hardware
 from grpo.config.jobs import MEMBER
 from grpo.config.scoring import Scoring
+from grpo.data.held_out import read_held_out
 from grpo.data.records import Problem
 from grpo.data.template import parse
 from grpo.errors import InputError
-from grpo.model.loading import REWARD_MODEL, load_model
+from grpo.model.loading import POLICY, REWARD_MODEL, load_model, load_tokenizer
 from grpo.rewards.functions import Response
 from grpo.scoring import reward_model
-from grpo.scoring.reward_model import RewardModelScorer, conversation_tokens, ensemble_score, score_rows
+from grpo.scoring.reward_model import (
+    RewardModelScorer,
+    conversation_tokens,
+    ensemble_score,
+    score_rows,
+    score_sequences,
+    up_to_scored,
+)
 from grpo.scoring.scorer import Scorer
 from grpo.training.preferences import Preferences, bootstrap, elements
 from grpo.training.reward_model import bradley_terry, off_centre, pair_loss, pointwise
+from tests.support.job_runner import SFT, run, user, write_job
 
 CPU = Hardware(device="cpu")
 ROWS = [[3, 4, 5], [6, 7, 8, 9, 10, 11, 12], [13], [14, 15]]
@@ -222,3 +235,108 @@ def test_the_scorer_batches_without_changing_a_score(model_folder, model, tmp_pa
 def test_a_reward_model_reads_the_prompt_and_the_ended_response(tokenizer):
     ids = conversation_tokens(tokenizer, [{"role": "user", "content": "Hi"}], "Yes")
     assert tokenizer.decode(ids) == "<|bos|>User: Hi\nAssistant:Yes<|end|>"
+
+
+TURNS = """{{ bos_token }}{% for m in messages %}{% set content = m.content %}
+{%- if m.role == 'user' %}{{ 'User: ' + content }}{% else %}WRITE{% endif %}{% endfor %}"""
+DROPS = (
+    TURNS.replace("WRITE", "{{ '\nAssistant:' + content.split('</think>')[-1] + eos_token }}")
+    + "{% if add_generation_prompt %}{{ '\nAssistant:<think>\n' }}{% endif %}"
+)
+"""As the template of DeepSeek-R1's distillates: without the reasoning of assistants."""
+TRIMS = (
+    TURNS.replace("WRITE", "{{ '\nAssistant: ' + content.replace('<think>', '<think>\n').strip() + eos_token + '\n' }}")
+    + "{% if add_generation_prompt %}{{ '\nAssistant: ' }}{% endif %}"
+)
+"""As the templates of Llama and Qwen3, which keep the text and change white space."""
+
+
+def with_template(tokenizer, template):
+    changed = copy.deepcopy(tokenizer)
+    changed.chat_template = template
+    return changed
+
+
+@pytest.mark.parametrize("prompt", ["Hi", "Say <think>\nadd\n</think>\n\n3"])
+def test_reasoning_is_read_also_if_the_chat_template_drops_it(tokenizer, prompt):
+    drops = with_template(tokenizer, DROPS)
+    add, guess = (
+        drops.decode(conversation_tokens(drops, user(prompt), f"<think>\n{thought}\n</think>\n\n3"))
+        for thought in ("add", "guess")
+    )
+    assert add == f"<|bos|>User: {prompt}\nAssistant:<think>\nadd\n</think>\n\n3<|end|>"
+    assert guess == add.removesuffix("add\n</think>\n\n3<|end|>") + "guess\n</think>\n\n3<|end|>"
+    summary = drops.decode(conversation_tokens(drops, user(prompt), "No reasoning."))
+    assert summary == f"<|bos|>User: {prompt}\nAssistant:No reasoning.<|end|>"  # the template writes all of it
+
+
+@pytest.mark.parametrize("response", ["<think>add</think>\n\n3 ", "3", "", " a  b", "Hi"])
+def test_a_template_that_keeps_the_text_is_followed(tokenizer, response):
+    for template in (tokenizer.chat_template, TRIMS):
+        keeps = with_template(tokenizer, template)
+        turns = [*user("Hi"), {"role": "assistant", "content": response}]
+        assert conversation_tokens(keeps, user("Hi"), response) == keeps.apply_chat_template(turns, return_dict=False)
+
+
+@pytest.fixture
+def one_token(model_folder, tokenizer, tmp_path) -> Path:
+    """The policy, whose tokenizer pads with the token that ends a response."""
+    load_model(POLICY, model_folder, CPU).save_pretrained(tmp_path / "policy")
+    changed = copy.deepcopy(tokenizer)
+    changed.pad_token = changed.eos_token
+    changed.save_pretrained(tmp_path / "policy")
+    return tmp_path / "policy"
+
+
+def by_transformers(folder, rows):
+    """Scores of [(messages, response)] by transformers, as a batch that is padded."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    ids = [conversation_tokens(tokenizer, messages, response) for messages, response in rows]
+    batch = tokenizer.pad({"input_ids": ids}, return_tensors="pt", padding_side="right")
+    with torch.no_grad():
+        return model(**batch).logits[:, 0].tolist()
+
+
+def test_a_trained_model_scores_elsewhere_as_here_if_one_token_ends_and_pads(one_token, tmp_path):
+    rows = [pair(f"{i}", f"{i} or {i % 3}, I say", f"Say {i % 4}", held_out=i % 4 == 0) for i in range(12)]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "data.parquet")
+    fields = {"settings": SFT, "model": one_token, "data": tmp_path / "data.parquet", "loss": "pairs"}
+    run(write_job(tmp_path, "reward_model", **fields))
+    held_out = read_held_out(tmp_path / "out")
+    assert len(held_out) == 3
+    for text, score in (("chosen", "chosen_score"), ("rejected", "rejected_score")):
+        asked = [(row["messages"], row[text]) for row in held_out]
+        elsewhere = pytest.approx(by_transformers(tmp_path / "out", asked), abs=1e-4)
+        assert [row[score] for row in held_out] == elsewhere
+        assert RewardModelScorer(str(tmp_path / "out"), CPU)(*zip(*asked, strict=True)) == elsewhere
+
+
+@pytest.mark.parametrize("pads", ["end", "own", None])
+def test_a_foreign_model_is_read_where_its_config_says(one_token, tokenizer, pads):
+    model = load_model(REWARD_MODEL, str(one_token), CPU)
+    model.config.pad_token_id = {"end": tokenizer.eos_token_id, "own": tokenizer.pad_token_id, None: None}[pads]
+    model.save_pretrained(one_token)
+    responses = ["3", "3 4", "no", "no"]  # one begins as another
+    found = RewardModelScorer(str(one_token), CPU)([user("Hi")] * 4, responses)
+    alone = [by_transformers(one_token, [(user("Hi"), response)])[0] for response in responses]
+    assert found == pytest.approx(alone, abs=1e-5)
+    if pads == "end":
+        assert found == pytest.approx(by_transformers(one_token, [(user("Hi"), text) for text in responses]), abs=1e-5)
+
+
+@torch.no_grad()
+def test_training_scores_where_scoring_does(one_token):
+    tokenizer, model = load_tokenizer(str(one_token)), load_model(REWARD_MODEL, str(one_token), CPU)
+    model.config.pad_token_id = tokenizer.pad_token_id
+    (pairs,) = elements(tokenizer, [pair("3", "3 4", "Hi"), pair("3", "no", "Hi")], "pairs", 99)
+    (point,) = elements(tokenizer, [{"messages": user("Hi"), "response": "3", "label": 1}], "points", 99)
+    rows = [conversation_tokens(tokenizer, user("Hi"), text) for text in ("3", "3 4", "no")]
+    expected = score_rows(model, rows)
+    torch.testing.assert_close(score_sequences(model, pairs.prompts, pairs.rests), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(score_sequences(model, point.prompts, point.rests), expected[:1], atol=1e-5, rtol=0)
+
+
+def test_where_a_sequence_is_scored():
+    cases = [([5, 2, 2], 2, [5]), ([2, 5, 2], 2, [2, 5]), ([5, 2], None, [5, 2]), ([2, 2], 2, [2])]
+    assert [up_to_scored(ids, pad) for ids, pad, _ in cases] == [expected for *_, expected in cases]

@@ -134,9 +134,10 @@ def test_a_decision_belongs_to_conditions_and_artifacts() -> None:
 def test_an_approval_stands_and_a_refusal_may_be_thought_over(tmp_path: Path) -> None:
     no, yes = (Decision.now("g", approved, "ada", "grün", "digest") for approved in (False, True))
     Decisions(tmp_path).add("key", no)
-    assert Decisions(tmp_path).approval("key") is None and Decisions(tmp_path).of("key") == [no]
+    assert Decisions(tmp_path).approval("key", "digest") is None and Decisions(tmp_path).of("key") == [no]
     Decisions(tmp_path).add("key", yes)
-    assert Decisions(tmp_path).approval("key") == yes and Decisions(tmp_path).approval("other") is None
+    assert Decisions(tmp_path).approval("key", "digest") == yes
+    assert Decisions(tmp_path).approval("other", "digest") is Decisions(tmp_path).approval("key", "another") is None
     with (tmp_path / "gates" / "key.jsonl").open("a") as file:
         file.write('{"gate": "g", "appr')  # killed while it wrote
     assert Decisions(tmp_path).of("key") == [no, yes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import random
@@ -96,6 +97,9 @@ def test_only_what_a_rule_verified_and_a_judge_can_check(sample: Any, problem: A
         Verified(Claim("compute 1 + 2", "3", "3"), True),
         Verified(Claim("compute 1 + 2", "3", "4"), False),
     ]
+    talk = dataclasses.replace(problem("p"), messages=[{"role": "system", "content": "Be brief."}, *problem().messages])
+    (found,) = verified([sample("p")], {"p": talk})
+    assert found.claim.question == "[system]\nBe brief.\n\n[user]\ncompute 1 + 2"
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +98,23 @@ def test_what_is_asked_and_answered(start: Start, monkeypatch: pytest.MonkeyPatc
     assert "<reference_answer>\n(none)\n</reference_answer>" in prompt_of(endpoint.bodies[4])
     assert outcomes(judge) == {"decided": 6} and judge.counts["items"] == 6
     assert_counts_add_up(judge, endpoint)
+
+
+def test_all_messages_of_a_prompt_are_shown(start: Start) -> None:
+    texts = {"system": "Only in French.", "user": "Hi", "assistant": "Salut"}
+    turns = [{"role": role, "content": text} for role, text in texts.items()]
+    talk = replace(GREETING, messages=[*turns, {"role": "user", "content": "Say hello."}])
+    replies = [says("A>B", "verdict"), says("safe", "safety"), says("good", "quality"), says("refused", "refusal")]
+    endpoint = start([*replies, says("A>B", "verdict")])
+    judge = judge_at(endpoint, concurrency=1)
+    assert (
+        judge.compare(talk, "hello", "bonjour") == 1.0 and judge.safe(talk, "bonjour") and judge.good(talk, "bonjour")
+    )
+    assert judge.refused_all([Response(talk, "non")]) == [True]
+    shown = [prompt_of(body).split("<prompt>\n")[1].split("\n</prompt>")[0] for body in endpoint.bodies]
+    assert shown == ["[system]\nOnly in French.\n\n[user]\nHi\n\n[assistant]\nSalut\n\n[user]\nSay hello."] * 4
+    judge.compare(GREETING, "hello", "bonjour")
+    assert "<prompt>\nSay hello.\n</prompt>" in prompt_of(endpoint.bodies[4])
 
 
 def test_more_fields_of_a_request(start: Start) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
@@ -50,6 +51,22 @@ def test_rules_then_duplicates_then_judge_then_surplus(sample: Any, problem: Any
         "surplus",
     ]
     assert reasons(samples, known) == ["incorrect", "", "duplicate", "", "surplus", "surplus"]
+
+
+def test_an_answer_is_judged_with_all_messages_of_its_prompt(sample: Any, problem: Any) -> None:
+    asked = [{"role": "system", "content": "In binary."}, {"role": "user", "content": "compute 1 + 2"}]
+    seen: list[str] = []
+
+    class Reader:
+        def correct_all(self, claims: Any) -> list[str]:
+            seen.extend(claim.question for claim in claims)
+            return ["correct"] * len(claims)
+
+    assert reasons(
+        [sample()], {"p": dataclasses.replace(problem(), messages=asked)}, judge=Reader(), judged=("reasoning",)
+    ) == [""]
+    assert reasons([sample()], {"p": problem()}, judge=Reader(), judged=("reasoning",)) == [""]
+    assert seen == ["[system]\nIn binary.\n\n[user]\ncompute 1 + 2", "compute 1 + 2"]
 
 
 def test_general_samples_are_judged_for_harm(sample: Any, problem: Any) -> None:
