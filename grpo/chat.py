@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config.common import Hardware, Sampling
+from grpo.data.completions import all_ends, completion_texts
 from grpo.data.records import Message
 from grpo.data.template import opened_reasoning, prompt_tokens
 from grpo.errors import InputError
 from grpo.generation.sampler import sample, seed_of
 from grpo.model.loading import load_policy, load_tokenizer
-from grpo.model_folder import check_vocabulary
+from grpo.model_folder import check_vocabulary, generation_settings
 
 
 def main(arguments: list[str]) -> int:
@@ -61,11 +62,10 @@ def talk(args: Any, tokenizer: Any, model: Any) -> None:
             [prompt],
             1,
             settings,
-            eos_id=tokenizer.eos_token_id,
+            eos_id=all_ends(tokenizer, generation_settings(args.model)),
             seeds=[seed_of(args.seed, turn)],
         )[0][0]
-        text = opened_reasoning(tokenizer, prompt) + tokenizer.decode(completion.tokens, skip_special_tokens=True)
-        text = text.strip()
+        text = (opened_reasoning(tokenizer, prompt) + completion_texts(tokenizer, [completion])[0]).strip()
         print(text, flush=True)
         messages.append({"role": "assistant", "content": text})
 

@@ -39,6 +39,8 @@ def check_model_folder(model: str | Path, remote_code: bool = False) -> None:
         return
     if not path.is_dir():
         raise InputError(f"{model}: no such model folder; give a Hugging Face folder or a hub name")
+    if (path / "adapter_config.json").is_file():
+        raise InputError(_adapters_in(model))
     if not (path / "config.json").is_file():
         raise InputError(f"{model}: not a model folder (config.json is missing)")
     config = _config(path, model)
@@ -54,6 +56,13 @@ def check_model_folder(model: str | Path, remote_code: bool = False) -> None:
             f"{model}: {reason}, and code from a model folder is not run; set remote_code = true (in base for the "
             "recipe's model, in a section's hardware for what that loads) if you trust it"
         )
+
+
+def _adapters_in(model: str | Path) -> str:
+    return (
+        f"{model}: it has adapters beside its weights (adapter_config.json); merge them into the weights with peft's "
+        "merge_and_unload, or remove that file if they are merged"
+    )
 
 
 def hub_snapshot(model: str, also: Sequence[str] = ()) -> Path:
@@ -100,6 +109,23 @@ def check_tokenizer_files(model: str | Path) -> None:
             f"{model}: there is no tokenizer in this folder (no tokenizer.json); copy the files of the one that the "
             "model was trained with into it"
         )
+
+
+def generation_settings(model: str) -> Any:
+    """What the generation_config.json of a model says, such as more end tokens than the tokenizer's; None if there is
+    none. Raises InputError if it cannot be read."""
+    from transformers import GenerationConfig
+
+    path = Path(model).expanduser()
+    if path.exists() and not (path / "generation_config.json").is_file():
+        return None
+    try:
+        return GenerationConfig.from_pretrained(str(path) if path.exists() else model)
+    except Exception as error:  # of an untrusted folder, or a hub without the file
+        if not path.exists():
+            return None
+        message = textwrap.shorten(str(error), 200)
+        raise InputError(f"{model}: generation_config.json cannot be read ({message}); correct or remove it") from None
 
 
 def _config(path: Path, model: str | Path) -> dict[str, Any]:
@@ -168,9 +194,12 @@ def load_checked(
     if loader is AutoTokenizer:
         return loaded
     loaded, info = loaded
+    if getattr(loaded, "_hf_peft_config_loaded", False):  # of a hub's model
+        raise InputError(_adapters_in(model))
     if missing := sorted(name for name in info["missing_keys"] if not name.endswith(new)):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise InputError(f"{model}: not a whole {what}: weights are missing, {missing[0]!r}{more}")
+    _check_scales(loaded, model, info["unexpected_keys"])
     if not shortened:
         _check_layers(loaded, model, info["unexpected_keys"])
     _check_finite(loaded, model)
@@ -188,6 +217,17 @@ def _check_layers(loaded: Any, model: str, unused: Iterable[str]) -> None:
                     f"{model}: config.json describes {len(layers)} of {prefix}, but there are weights of more "
                     f"({name!r}); its config belongs to another model"
                 )
+
+
+def _check_scales(loaded: Any, model: str, unused: Iterable[str]) -> None:
+    """Raises InputError if there are scales of weights, which were not used: the weights are quantized, and config.json
+    does not say so."""
+    weights = dict(loaded.named_parameters())
+    if scales := sorted(name for name in unused if name.removesuffix("_scale_inv") in weights):
+        raise InputError(
+            f"{model}: its weights are quantized ({scales[0]!r} are scales), but its config.json has no "
+            "quantization_config; take the config.json that belongs to them"
+        )
 
 
 def _check_finite(loaded: Any, model: str) -> None:

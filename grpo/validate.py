@@ -24,10 +24,12 @@ from grpo.data.records import Problem, read_problems
 from grpo.errors import InputError
 from grpo.processes.pool import Failure, Pool
 from grpo.rewards.judged import JUDGED
-from grpo.rewards.verifiers import verify
+from grpo.rewards.verifiers import verify_gold
 
 IN_FLIGHT = 1000
 """Maximum number of problems in flight; bounds memory only."""
+TIME_LIMIT_S, MEMORY_BYTES = 10.0, 4_000_000_000
+"""Default limits of the check of one answer."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,16 @@ class FailedAnswer:
 
 
 def checkable(problem: Problem) -> bool:
-    """Whether there is a gold answer to check; false for general prompts and for tests without a reference solution."""
-    return problem.verifier not in ("none", *JUDGED) and not (problem.verifier == "code" and not problem.answer.strip())
+    """Whether there is a gold answer to check; false for general prompts, and for tests and scorers without one."""
+    unanswered = problem.verifier in ("code", "reasoning_gym") and not problem.answer.strip()
+    return problem.verifier not in ("none", *JUDGED) and not unanswered
 
 
 def validate(
     problems: Sequence[Problem],
     workers: int | None = None,
-    time_limit_s: float = 10.0,
-    memory_bytes: int = 4_000_000_000,
+    time_limit_s: float = TIME_LIMIT_S,
+    memory_bytes: int = MEMORY_BYTES,
     done: Callable[[], object] = lambda: None,
 ) -> list[FailedAnswer]:
     """Scores each gold answer in a killable process. Returns the failures, in problem order.
@@ -57,11 +60,13 @@ def validate(
     """
     findings: list[FailedAnswer] = []
     waiting: deque[tuple[Problem, Future[Any]]] = deque()
+    if not (count := sum(map(checkable, problems))):
+        return findings  # without starting processes
     left = filter(checkable, problems)
-    with Pool(workers or os.cpu_count() or 1, time_limit_s, memory_bytes) as pool:
+    with Pool(workers or min(count, os.cpu_count() or 1), time_limit_s, memory_bytes) as pool:
         while True:
             for problem in itertools.islice(left, IN_FLIGHT - len(waiting)):
-                waiting.append((problem, pool.submit(verify, problem, problem.answer)))
+                waiting.append((problem, pool.submit(verify_gold, problem)))
             if not waiting:
                 return findings
             problem, future = waiting.popleft()
@@ -89,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m grpo.validate", description="Checks every gold answer.")
     parser.add_argument("problems", nargs="+", type=Path, help="parquet files of problems, or folders of them")
     parser.add_argument("--workers", type=int, help="processes (default: one a core)")
-    parser.add_argument("--time-limit-s", type=float, default=10.0, help="seconds for one answer (default: 10)")
+    parser.add_argument("--time-limit-s", type=float, default=TIME_LIMIT_S, help="seconds for one answer (default: 10)")
     parser.add_argument("--memory-gb", type=float, default=4.0, help="memory of one process (default: 4)")
     parser.add_argument("--show", type=int, default=20, help="failing problems to print (default: 20)")
     args = parser.parse_args(arguments)

@@ -66,6 +66,12 @@ class Sample:
 
 _JSON_FIELDS = {"metadata", "rewards"}
 _MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+_KINDS: dict[str, tuple[Any, str]] = {
+    **dict.fromkeys(_JSON_FIELDS, (dict, "a JSON object")),
+    **dict.fromkeys(("tokens", "number", "prompt_tokens"), (int, "a whole number")),
+    "messages": (list, "a list of {role, content}"),
+}
+"""Field -> its type in Python, and what messages call it; all others are text."""
 _TYPES = {"messages": _MESSAGES, "tokens": pa.int64(), "number": pa.int64(), "prompt_tokens": pa.int64()}
 
 
@@ -78,8 +84,23 @@ def _to_row(item: Problem | Sample) -> dict[str, Any]:
     return {k: json.dumps(v, sort_keys=True, ensure_ascii=False) if k in _JSON_FIELDS else v for k, v in row.items()}
 
 
-def _from_row(cls: type, row: dict[str, Any]) -> Any:
-    return cls(**{k: json.loads(v) if k in _JSON_FIELDS else v for k, v in row.items()})
+def _from_row(cls: type, row: dict[str, Any], where: str) -> Any:
+    values = {}
+    for name, value in row.items():
+        kind, needed = _KINDS.get(name, (str, "text"))
+        if name in _JSON_FIELDS and isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError) as error:
+                raise InputError(f"{where}: {name} is {value!r:.60}, which is not JSON: {error}") from None
+        if not isinstance(value, kind) or (kind is list and not all(map(_is_message, value))):
+            raise InputError(f"{where}: {name} is {value!r:.60}; {needed} is needed")
+        values[name] = value
+    return cls(**values)
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
 
 
 def write_rows(path: Path, items: Sequence[Problem] | Sequence[Sample], cls: type) -> None:
@@ -91,16 +112,20 @@ def write_rows(path: Path, items: Sequence[Problem] | Sequence[Sample], cls: typ
 def read_rows(paths: Path | Iterable[Path], cls: type) -> Iterator[Any]:
     """Streams `Problem`s or `Sample`s from one shard, a folder of shards, or several paths.
 
-    Raises InputError for a missing path, a file that is not parquet, or a missing column.
+    Raises InputError for a missing path, a file that is not parquet or damaged, a missing column, or a wrong value.
     """
+    columns = _schema(cls).names
     for shard in _shards(paths):
+        number = 0
         try:
             file = pq.ParquetFile(shard)
-            if missing := set(_schema(cls).names) - set(file.schema_arrow.names):
+            if missing := set(columns) - set(file.schema_arrow.names):
                 raise InputError(f"{shard}: column {sorted(missing)[0]!r} is missing; a {cls.__name__} shard needs it")
-            for batch in file.iter_batches():
-                yield from (_from_row(cls, row) for row in batch.to_pylist())
-        except pa.ArrowInvalid as error:
+            for batch in file.iter_batches(columns=columns):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield _from_row(cls, row, f"{shard}, row {number}")
+        except (OSError, pa.ArrowException) as error:
             raise InputError(f"{shard}: not a readable parquet file ({error})") from None
 
 

@@ -97,10 +97,11 @@ class Sharded(nn.Module):
             if ".lora_" in owner:
                 continue
             tensor = _full(parameter)
-            if owner.endswith(".base_layer"):
+            while owner.endswith(".base_layer"):  # experts have an adapter around another, one for each tensor
                 owner = owner.removesuffix(".base_layer")
                 layer: Any = base.get_submodule(owner)
-                for adapter in layer.active_adapters if adapters and leaf == "weight" else ():
+                adapted = leaf == getattr(layer, "parameter_name", "weight")
+                for adapter in layer.active_adapters if adapters and adapted else ():
                     tensor = tensor + _full(layer.get_delta_weight(adapter)).to(tensor.dtype)
             yield f"{owner}.{leaf}", tensor
 

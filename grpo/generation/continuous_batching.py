@@ -19,7 +19,7 @@ from transformers import GenerationConfig
 from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
 from grpo.config.common import Sampling
-from grpo.data.completions import Completion
+from grpo.data.completions import Completion, Ends, each_end
 from grpo.distributed.checkpoint import rng_state, set_rng_state
 from grpo.errors import InputError, TrainingStopped
 from grpo.model.lm_head import base_of
@@ -37,7 +37,7 @@ def sample_continuously(
     per_prompt: int,
     settings: Sampling,
     *,
-    eos_id: int,
+    eos_id: Ends,
     seeds: Sequence[int],
     logprobs: bool = True,
 ) -> Iterator[tuple[int, list[Completion]]]:
@@ -66,18 +66,19 @@ def _groups(
     prompts: Sequence[Sequence[int]],
     per_prompt: int,
     settings: Sampling,
-    eos_id: int,
+    eos_id: Ends,
     seeds: Sequence[int],
     logprobs: bool,
 ) -> Iterator[tuple[int, list[Completion]]]:
+    ends = each_end(eos_id)
     generation = GenerationConfig(
         max_new_tokens=settings.max_new_tokens,
         do_sample=True,
         temperature=settings.temperature,
         top_p=settings.top_p,
         top_k=0,
-        eos_token_id=eos_id,
-        pad_token_id=eos_id,
+        eos_token_id=ends,
+        pad_token_id=ends[0],
         num_return_sequences=per_prompt,
     )
     config = _config(model.device, prompts, per_prompt, settings, seeds, logprobs)
@@ -103,7 +104,7 @@ def _groups(
             name = result.request_id.split("__child#")[0]
             tokens = [*result.generated_tokens]
             of_group = done.setdefault(name, {})
-            of_group[result.request_id] = Completion(tokens, [*result.logprobs], tokens[-1] == eos_id)
+            of_group[result.request_id] = Completion(tokens, [*result.logprobs], tokens[-1] in ends)
             if len(of_group) == per_prompt:
                 yield number_of.pop(name), [of_group[key] for key in sorted(done.pop(name))]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from grpo.config.common import Sampling
-from grpo.data.completions import Completion
+from grpo.data.completions import Completion, Ends, each_end
 from grpo.generation.draw_tokens import draw_tokens, drawing_device, uniforms_of
 from grpo.model.decoding import to_device
 from grpo.model.lm_head import base_of
@@ -26,7 +26,7 @@ def sample_groups_plain(
     per_prompt: int,
     settings: Sampling,
     *,
-    eos_id: int,
+    eos_id: Ends,
     seeds: Sequence[int],
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Like `grpo.generation.sampler.sample_groups`. Each `generate` call holds prompts of equal length, so that none is
@@ -46,7 +46,7 @@ def sample_groups_plain(
                 yield number, completions[place * per_prompt : (place + 1) * per_prompt]
 
 
-def _sample(model: Any, prompts: Tensor, settings: Sampling, eos_id: int, uniforms: Tensor) -> list[Completion]:
+def _sample(model: Any, prompts: Tensor, settings: Sampling, eos_id: Ends, uniforms: Tensor) -> list[Completion]:
     """One completion for each of B prompts [B, P]. `uniforms` [B, T]: the random numbers that draw its tokens."""
     drawn_logprobs: list[Tensor] = []
     uniforms = to_device(uniforms, drawing_device(prompts.device))
@@ -62,8 +62,8 @@ def _sample(model: Any, prompts: Tensor, settings: Sampling, eos_id: int, unifor
     return [completion_of(*row, eos_id) for row in zip(rows, logprobs, strict=True)]
 
 
-def completion_of(tokens: list[int], logprobs: list[float], eos_id: int) -> Completion:
+def completion_of(tokens: list[int], logprobs: list[float], eos_id: Ends) -> Completion:
     """The completion at the start of `tokens`, up to the first end token."""
-    finished = eos_id in tokens
-    count = tokens.index(eos_id) + 1 if finished else len(tokens)
-    return Completion(tokens[:count], logprobs[:count], finished)
+    ends = each_end(eos_id)
+    count = next((place + 1 for place, token in enumerate(tokens) if token in ends), None)
+    return Completion(tokens[:count], logprobs[:count], count is not None)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from grpo.config.common import Sampling
-from grpo.data.completions import Completion
+from grpo.data.completions import Completion, Ends, each_end
 from grpo.generation.chosen_experts import ChosenExperts
 from grpo.generation.draw_tokens import draw_tokens, drawing_device, uniforms_of
 from grpo.generation.plain_sampler import completion_of, sample_groups_plain
@@ -47,7 +47,7 @@ class _Rows:
         self.between_looks = LOOKS.get(device.type, STEPS_BETWEEN_LOOKS)
         self.least_ended = LEAST_ENDED.get(device.type, LEAST_ENDED_RECORDED)
         self.step, self.joined = 0, list[int]()  # steps so far; for each row the step at which it joined
-        self.with_end = torch.zeros(0, dtype=torch.bool, device=device)  # rows that have drawn the end token
+        self.with_end = torch.zeros(0, dtype=torch.bool, device=device)  # rows that have drawn an end token
         self.owners: list[tuple[int, int]] = []  # (prompt, number of its completion)
         self.counts = torch.zeros(0, 1, dtype=torch.long, device=device)  # tokens so far
         self.uniforms = torch.zeros(0, length, dtype=torch.float64, device=device)  # one per token, in [0, 1)
@@ -74,10 +74,12 @@ class _Rows:
         self.step += 1
         return tokens
 
-    def ended(self, eos_id: int) -> list[int]:
-        """Rows that have drawn the end token or reached the maximum length; empty between two checks, and while they
+    def ended(self, eos_id: Ends) -> list[int]:
+        """Rows that have drawn an end token or reached the maximum length; empty between two checks, and while they
         are too few to be removed."""
-        self.with_end |= (self.tokens.gather(1, self.counts - 1) == eos_id).squeeze(1)
+        drawn = self.tokens.gather(1, self.counts - 1).squeeze(1)
+        for end in each_end(eos_id):
+            self.with_end |= drawn == end
         length = self.tokens.shape[1]
         if self.step % self.between_looks and self.step - min(self.joined) < length:
             return []
@@ -86,7 +88,7 @@ class _Rows:
         rows = [row for row in range(len(ended)) if ended[row] or full[row]]
         return rows if any(full) or len(rows) >= self.least_ended * len(ended) else []
 
-    def completions(self, rows: list[int], eos_id: int) -> list[Completion]:
+    def completions(self, rows: list[int], eos_id: Ends) -> list[Completion]:
         tokens, logprobs = (self._of(rows, table).tolist() for table in (self.tokens, self.logprobs))
         counts = [self.step - self.joined[row] for row in rows]
         return [
@@ -123,7 +125,7 @@ def sample(
     per_prompt: int,
     settings: Sampling,
     *,
-    eos_id: int,
+    eos_id: Ends,
     seeds: Sequence[int],
 ) -> list[list[Completion]]:
     """Returns `per_prompt` completions for each of `prompts` (token ids), in order. `seeds`: one per prompt."""
@@ -138,7 +140,7 @@ def sample_groups(
     per_prompt: int,
     settings: Sampling,
     *,
-    eos_id: int,
+    eos_id: Ends,
     seeds: Sequence[int],
 ) -> Iterator[tuple[int, list[Completion]]]:
     """Like `sample`, but yields each prompt's index and completions as soon as its last one has ended, so that a caller
@@ -166,7 +168,7 @@ def _sample(
     prompts: Sequence[Sequence[int]],
     per_prompt: int,
     settings: Sampling,
-    eos_id: int,
+    eos_id: Ends,
     seeds: Sequence[int],
 ) -> Iterator[tuple[int, list[Completion]]]:
     waiting = deque(sorted(range(len(prompts)), key=lambda i: -len(prompts[i])))

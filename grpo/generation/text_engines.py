@@ -23,7 +23,7 @@ from torch import Tensor
 
 from grpo.config.common import Hardware, Sampling
 from grpo.config.engines import VLLM, Endpoint, OwnEngine, TextEngineSettings
-from grpo.data.completions import Completion, TextCompletion, TextCompletions
+from grpo.data.completions import Completion, TextCompletion, TextCompletions, all_ends, completion_texts
 from grpo.data.records import Problem
 from grpo.data.template import Template, opened_reasoning, prompt_tokens
 from grpo.distributed.fsdp import shard
@@ -35,6 +35,7 @@ from grpo.generation.sampler import sample_groups
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.server import ServerVLLM
 from grpo.model.loading import decodes_exactly, load_policy, load_tokenizer
+from grpo.model_folder import generation_settings
 from grpo.rewards.registry import import_function
 
 
@@ -87,7 +88,7 @@ class TokenEngine:
 
     def _written(self, completions: list[Completion], prompt: list[int]) -> TextCompletions:
         opened = opened_reasoning(self._tokenizer, prompt)
-        texts = self._tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
+        texts = completion_texts(self._tokenizer, completions)
         written = [
             TextCompletion(opened + text, len(c.tokens), c.finished) for text, c in zip(texts, completions, strict=True)
         ]
@@ -103,7 +104,7 @@ def make_text_engine(
         return engine
     if isinstance(settings, Endpoint):
         return EndpointEngine(settings, prompting.template, prompting.zero_template)
-    eos_id = load_tokenizer(model).eos_token_id
+    eos_id = all_ends(load_tokenizer(model), generation_settings(model))
     if settings is None and (sampler := choose_sampler(hardware, Needs())).name == "vllm":
         settings = VLLM(kind="local")
     if settings is None:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from grpo.config.judge import JudgeSettings
+from grpo.data.completions import all_ends, decode
 from grpo.data.records import Message
 from grpo.errors import InputError
 from grpo.judging.chat_models import ChatModel, OnReply
@@ -47,8 +48,7 @@ class LocalModel(ChatModel):
         self._markers = markers_of(self.tokenizer)
         if self.tokenizer.pad_token is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
-        stops = self.model.generation_config.eos_token_id
-        self._stops = set(stops if isinstance(stops, list) else [stops]) | {self.tokenizer.eos_token_id}
+        self._stops = all_ends(self.tokenizer, self.model.generation_config)
         self.settings, self.counts = settings, JudgeCounts()
         self._lock = threading.Lock()
 
@@ -115,7 +115,7 @@ class LocalModel(ChatModel):
         length = next((i for i, token in enumerate(ids) if token in self._stops), len(ids))
         written = min(length + 1, len(ids))
         self.counts.add("completion_tokens", written)
-        text: Any = self.tokenizer.decode(ids[:length], skip_special_tokens=True)
+        (text,) = decode(self.tokenizer, [ids[:length]])
         return Reply(text, cut=length == self.settings.max_tokens, tokens=prompt_tokens + written)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import shutil
 import sys
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, GenerationConfig
 
 from grpo.config.common import Hardware, Lora
+from grpo.dequantize import forget_quantization, plain_weights, whole_blocks
 from grpo.errors import InputError
 from grpo.model.forward_ways import Way, choose_way
 from grpo.model.lm_head import backbone_of, is_policy
@@ -25,7 +27,7 @@ from grpo.model.packed.current import same_layout
 from grpo.model.probe import attention_as
 from grpo.model.rope import rope_limit
 from grpo.model.training_mode import without_noise
-from grpo.model_folder import check_vocabulary, load_checked
+from grpo.model_folder import TOKENIZER_OPTIONS, check_vocabulary, load_checked
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +43,34 @@ class Kind:
     of_config: Mapping[str, Any] = field(default_factory=dict)
 
     def load(self, model: str, hardware: Hardware, config: Any = None, **options: Any) -> Any:
-        """The model on the CPU, as it comes from its files. `config`: another one than the folder's."""
+        """The model on the CPU, as it comes from its files, but with plain weights and with generation settings that
+        can be saved. `config`: another one than the folder's."""
         options |= self.of_config if config is None else {"config": config}
+        options |= (quantization := plain_weights(model))
         dtype = getattr(torch, hardware.dtype)
-        return load_checked(
-            self.loader, model, self.name, self.new, remote_code=hardware.remote_code, dtype=dtype, **options
-        )
+        with whole_blocks() if quantization else contextlib.nullcontext():
+            loaded = load_checked(
+                self.loader, model, self.name, self.new, remote_code=hardware.remote_code, dtype=dtype, **options
+            )
+        if quantization:
+            forget_quantization(loaded)
+            loaded = loaded.float() if dtype == torch.float32 else loaded  # MXFP4 is read as bfloat16
+        if getattr(loaded, "generation_config", None) is not None:
+            loaded.generation_config = _valid(loaded.generation_config)
+        return loaded
+
+
+def _valid(settings: GenerationConfig) -> GenerationConfig:
+    """Generation settings of a folder, in a form that transformers saves: it reads those of sampling without
+    `do_sample`, and other contradictions, but does not write them."""
+    ends = {name: getattr(settings, name) for name in ("bos_token_id", "eos_token_id")}
+    sampling = copy.deepcopy(settings)
+    sampling.do_sample = True
+    for each in (settings, sampling):
+        with contextlib.suppress(ValueError):
+            each.validate(strict=True)
+            return each
+    return GenerationConfig(**ends)
 
 
 POLICY = Kind("language model", AutoModelForCausalLM)
@@ -113,10 +137,21 @@ def with_adapters(policy: Any, model: str, lora: Lora) -> Any:
         r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.target_modules, lora_dropout=0.0, task_type="CAUSAL_LM"
     )
     try:
-        return get_peft_model(policy, config)
+        adapted = get_peft_model(policy, config)
     except ValueError as error:
         message = textwrap.shorten(str(error), 200)
         raise InputError(f"lora.target_modules: {model} cannot have these adapters ({message})") from None
+    base: Any = adapted.get_base_model()
+    head, embeddings = base.get_output_embeddings(), base.get_input_embeddings()
+    # Logits are computed by the head's own weights. Merged into tied ones, an adapter would change the head as well.
+    tied = head is not None and hasattr(embeddings, "lora_A") and embeddings.base_layer.weight is head.weight
+    if refused := head if hasattr(head, "lora_A") else embeddings if tied else None:
+        name = next(name for name, module in base.named_modules() if module is refused)
+        raise InputError(
+            f"lora.target_modules: {name!r} of {model} cannot have an adapter, as its head or as embeddings that are "
+            "tied to its head; take it out of lora.target_modules"
+        )
+    return adapted
 
 
 @contextlib.contextmanager
@@ -186,9 +221,24 @@ def save_tokenizer(tokenizer: Any, model: str, out: Path) -> None:
     """Writes the tokenizer of `model` to the folder `out`, byte for byte if `model` is a folder.
 
     Loading and saving a tokenizer again keeps its content but changes its bytes, and checkpoints of one recipe must
-    have equal tokenizer files.
+    have equal tokenizer files. Where copies would be read as another tokenizer, transformers' own files stay.
     """
-    for written in map(Path, tokenizer.save_pretrained(out)):
-        original = Path(model).expanduser() / written.name
+    names = [Path(written).name for written in tokenizer.save_pretrained(out)]
+    for name in (*names, *_OLDER_FILES):
+        original = Path(model).expanduser() / name
         if original.is_file():
-            shutil.copyfile(original, written)
+            shutil.copyfile(original, out / name)
+    copied = AutoTokenizer.from_pretrained(out, **TOKENIZER_OPTIONS)
+    if _content(copied) != _content(tokenizer):
+        for name in _OLDER_FILES:
+            (out / name).unlink(missing_ok=True)
+        tokenizer.save_pretrained(out)
+
+
+_OLDER_FILES = ("special_tokens_map.json", "added_tokens.json")
+"""Files of a tokenizer that transformers reads, and no longer writes."""
+
+
+def _content(tokenizer: Any) -> tuple[Any, ...]:
+    end, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
+    return tokenizer.get_vocab(), tokenizer.bos_token_id, end, end if pad is None else pad, tokenizer.chat_template

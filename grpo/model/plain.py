@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from grpo.data.completions import Ends, each_end
 from grpo.distributed.threads import use_all_threads
 from grpo.model.equal_forwards import run_forwards
 from grpo.model.lm_head import backbone_of
@@ -55,7 +56,7 @@ def _forward(
     return forward
 
 
-def generate(model: Any, prompts: Tensor, max_new_tokens: int, eos_id: int | None, draw: Draw) -> Tensor:
+def generate(model: Any, prompts: Tensor, max_new_tokens: int, eos_id: Ends | None, draw: Draw) -> Tensor:
     """Generates tokens [B, T] after prompts [B, P] of equal length, each chosen by `draw`. Ignore tokens after an end
     token.
 
@@ -63,8 +64,10 @@ def generate(model: Any, prompts: Tensor, max_new_tokens: int, eos_id: int | Non
     """
     use_all_threads(prompts.device)
     reset_rope(model)
-    ends = dict(eos_token_id=eos_id, pad_token_id=0 if eos_id is None else eos_id)
-    settings = GenerationConfig(max_new_tokens=max_new_tokens, do_sample=False, **ends)
+    ends = None if eos_id is None else each_end(eos_id)
+    settings = GenerationConfig(
+        max_new_tokens=max_new_tokens, do_sample=False, eos_token_id=ends, pad_token_id=ends[0] if ends else 0
+    )
     with _without_defaults(model):
         output: Tensor = model.generate(
             prompts,

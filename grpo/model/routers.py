@@ -60,6 +60,15 @@ def mark_routers(policy: Any, routers: Sequence[nn.Module], experts: Experts) ->
     backbone.router_names, backbone.replayed_routers = names, names if experts.replay else []
 
 
+def mark_adapted_routers(policy: Any, experts: Experts) -> None:
+    """Prepares adapters that were put around marked routers as the routers themselves are."""
+    for router in marked_routers(policy):
+        if experts.routers == "frozen":
+            router.requires_grad_(False)
+        inner: Any = getattr(router, "base_layer", router)
+        router.expert_count = inner.expert_count
+
+
 def marked_routers(policy: Any) -> list[nn.Module]:
     """The routers that `mark_routers` marked, in module order."""
     backbone = backbone_of(policy)
@@ -90,7 +99,7 @@ def experts_in_pack(
 
 
 def routers_of(policy: Any) -> list[nn.Module]:
-    """The routers of a model, in module order."""
+    """The routers of a model, with their adapters, in module order."""
     found: set[nn.Module] = set()
 
     def look(module: Any, _: Any, output: Any) -> None:
@@ -104,7 +113,8 @@ def routers_of(policy: Any) -> list[nn.Module]:
     finally:
         for hook in hooks:
             hook.remove()
-    return [module for module in policy.modules() if module in found]
+    # An adapter around a router returns what the router does.
+    return [module for name, module in policy.named_modules() if module in found and not name.endswith(".base_layer")]
 
 
 def _run(policy: Any) -> Tensor:

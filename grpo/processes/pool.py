@@ -74,8 +74,12 @@ class Pool:
 
         The future raises InputError for user errors, and RuntimeError if no worker can be started.
         """
+        return self.submit_within(0.0, function, *args, **kwargs)
+
+    def submit_within(self, limit_s: float, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Future[Any]:
+        """Like `submit`, for an item that may take `limit_s` seconds if that is more than the pool's limit."""
         name = pickle_by_reference(function)
-        item = Item(name, pickle.dumps((function, args, kwargs)), Future())
+        item = Item(name, pickle.dumps((function, args, kwargs)), Future(), limit_s)
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool is closed")

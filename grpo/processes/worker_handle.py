@@ -54,11 +54,13 @@ class Failure:
 
 @dataclass(frozen=True)
 class Item:
-    """One call to make: the pickled function, the pickled call, and the future of its result."""
+    """One call to make: the pickled function, the pickled call, the future of its result, and the seconds it may take
+    if they are more than the pool's limit."""
 
     function: bytes
     payload: bytes
     future: Future[Any]
+    limit_s: float = 0.0
 
 
 def pickle_by_reference(function: Callable[..., Any]) -> bytes:
@@ -125,24 +127,24 @@ class WorkerHandle:
 
         Raises RuntimeError if no process can be started.
         """
-        starting = True
+        starting, limit_s = True, max(self._limit_s, item.limit_s)
         try:
             connection = self._started()
             starting = item.function not in self._imported
-            deadline = time.monotonic() + (START_LIMIT_S if starting else self._limit_s)
+            deadline = time.monotonic() + (START_LIMIT_S if starting else limit_s)
             send(connection, bytes([starting]) + item.payload, deadline)
             reply = self._reply(connection, deadline, lambda: None if starting else on_slow())
             if starting and not reply:  # the function is imported, and its time starts
                 starting = False
                 self._imported.add(item.function)
-                deadline = time.monotonic() + self._limit_s
+                deadline = time.monotonic() + limit_s
                 reply = self._reply(connection, deadline, on_slow)
             return self._value(reply)
         except TimeoutError:
             self.kill()
             if starting:
                 raise RuntimeError(f"a scoring worker was not ready within {START_LIMIT_S:g} s") from None
-            return Failure("timeout", f"no result within {self._limit_s:g} s", False)
+            return Failure("timeout", f"no result within {limit_s:g} s", False)
         except (EOFError, ConnectionError):
             if self._interrupted:
                 raise CancelledError from None

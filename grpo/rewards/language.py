@@ -79,9 +79,8 @@ def language_consistency(text: str, target: str) -> float:
 
     Text without any such word scores 1.0: nothing is in a wrong language. Raises InputError if the language is unknown.
     """
+    check_language(target)
     language = target.split("-")[0]
-    if language not in _known():
-        raise InputError(f"language {target!r}: no word frequencies for it; known are {', '.join(sorted(_known()))}")
     verdicts: list[bool] = []
     for sentence in _sentences(text):
         # Kana distinguish Japanese from Chinese, which share the other characters.
@@ -90,6 +89,12 @@ def language_consistency(text: str, target: str) -> float:
         in_language = [_in_language(word, language, japanese) for word in beginnings]
         verdicts += [verdict for verdict in in_language if verdict is not None]
     return sum(verdicts) / len(verdicts) if verdicts else 1.0
+
+
+def check_language(target: str) -> None:
+    """Raises InputError unless words of this language can be recognized."""
+    if target.split("-")[0] not in _known():
+        raise InputError(f"language {target!r}: no word frequencies for it; known are {', '.join(sorted(_known()))}")
 
 
 def load() -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib
+import itertools
 import json
 import re
 import tokenize
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -57,10 +58,12 @@ def _has_more(text: str) -> bool:
 
 def _nothing_more(answer: str, entry: dict[str, Any]) -> bool:
     """Whether an answer that contains the gold one is not one of several: many scorers look for the gold answer in any
-    text."""
+    text. True in families without a gold answer, whose scorers check the whole text."""
     gold, said = (" ".join(str(text).casefold().split()) for text in (entry.get("answer") or "", answer))
+    if not gold:
+        return True
     before, found, after = said.partition(gold)
-    return not (gold and found and (_has_more(before) or _has_more(after)))
+    return not (found and (_has_more(before) or _has_more(after)))
 
 
 def _is_gold_word(answer: str, entry: dict[str, Any]) -> bool:
@@ -69,7 +72,36 @@ def _is_gold_word(answer: str, entry: dict[str, Any]) -> bool:
 
 def _is_gold_number(answer: str, entry: dict[str, Any]) -> bool:
     said, gold = value(answer), value(entry["answer"])
-    return said is not None and gold is not None and abs(said - gold) <= Fraction(1, 10_000)
+    if said is None or gold is None:
+        return False
+    return abs(said - gold) <= min(Fraction(1, 10_000), abs(gold) / 1000)  # of 3e-5, too, three digits are right
+
+
+def _sorts_the_numbers(answer: str, entry: dict[str, Any]) -> bool:
+    said, gold = (
+        [value(str(number)) for number in json.loads(text.replace("'", '"'), parse_float=str, parse_int=str)]
+        for text in (answer, entry["answer"])
+    )
+    return said == gold
+
+
+def _concludes(answer: str, entry: dict[str, Any]) -> bool:
+    """Whether a conclusion is more than premises joined by ∧, however they are written."""
+    from reasoning_gym.logic.propositional_logic import Expression, Operator
+
+    names = entry["metadata"]["variables"]
+    worlds = [dict(zip(names, values, strict=True)) for values in itertools.product((False, True), repeat=len(names))]
+
+    def holds(expression: Any) -> list[bool]:
+        return [expression.evaluate(world) for world in worlds]
+
+    def copied(expression: Any) -> bool:
+        if holds(expression) in premises:
+            return True
+        return expression.operator == Operator.AND and copied(expression.left) and copied(expression.right)
+
+    premises = [holds(Expression.from_string(premise)) for premise in entry["metadata"]["premises"]]
+    return not copied(Expression.from_string(answer))
 
 
 def _uses_the_numbers(answer: str, entry: dict[str, Any]) -> bool:
@@ -81,6 +113,8 @@ _ALSO: dict[str, Callable[[str, dict[str, Any]], bool]] = {
     "complex_arithmetic": lambda answer, entry: "nan" not in answer.lower(),  # min(1.0, nan) is 1.0
     "coin_flip": _is_gold_number,  # its scorer takes the digits that a wrong number begins with
     "gsm_symbolic": _is_gold_number,  # its scorer takes the first number of any text, without its sign
+    "number_sorting": _sorts_the_numbers,  # its scorer takes NaN, and numbers that are off by 1
+    "propositional_logic": _concludes,  # its scorer takes a copied premise
     "puzzle24": _uses_the_numbers,  # its scorer takes any four numbers of the range
 }
 """Family -> what an answer with full marks must fulfil besides, where the family's own scorer accepts wrong answers;
@@ -98,10 +132,9 @@ def reasoning_gym(problem: Problem, answer: str) -> float:
     answer full marks, or if the family has no gold answer (`boxnet`); otherwise the exception is raised.
     """
     try:
-        family, entry = problem.metadata["family"], unpack_entry(problem.metadata["entry"])
-    except KeyError as error:
-        raise InputError(f"problem {problem.id}: verifier 'reasoning_gym' needs metadata[{error}]") from None
-    score = _scorer(family, json.dumps(problem.metadata.get("parameters", {}), sort_keys=True))
+        family, entry, score = read_metadata(problem.metadata)
+    except InputError as error:
+        raise InputError(f"problem {problem.id}: {error}") from None
     if len(answer) > max(MAX_CHARACTERS, 2 * len(problem.answer)):
         return 0.0
     with no_evaluation():
@@ -112,6 +145,18 @@ def reasoning_gym(problem: Problem, answer: str) -> float:
             if not problem.answer or (answer.strip() != problem.answer.strip() and score(problem.answer, entry) >= 1.0):
                 return 0.0
             raise
+
+
+def read_metadata(metadata: Mapping[str, Any]) -> tuple[str, dict[str, Any], Callable[[str, dict[str, Any]], float]]:
+    """(family, entry, the family's scorer) of a problem's metadata. Raises InputError if it is malformed."""
+    parameters = metadata.get("parameters") or {}
+    given: dict[str, Any] = {"family": metadata.get("family"), "entry": metadata.get("entry"), "parameters": parameters}
+    for name, kind in (("family", str), ("entry", dict), ("parameters", dict)):
+        if not isinstance(given[name], kind):
+            needed = f", {'text' if kind is str else 'an object'}, not {given[name]!r:.60}" if name in metadata else ""
+            raise InputError(f"verifier 'reasoning_gym' needs metadata['{name}']{needed}")
+    score = _scorer(given["family"], json.dumps(parameters, sort_keys=True))
+    return given["family"], unpack_entry(given["entry"]), score
 
 
 def pack_entry(value: Any) -> Any:
@@ -148,7 +193,11 @@ def _scorer(family: str, parameters: str) -> Callable[[str, dict[str, Any]], flo
         close = difflib.get_close_matches(family, datasets)
         raise InputError(f"unknown reasoning-gym family {family!r}" + (f"; close: {', '.join(close)}" if close else ""))
     dataset, config = datasets[family]
-    score: Callable[[str, dict[str, Any]], float] = dataset(config=config(**json.loads(parameters))).score_answer
+    try:
+        score: Callable[[str, dict[str, Any]], float] = dataset(config=config(**json.loads(parameters))).score_answer
+    except (AssertionError, AttributeError, ValueError, TypeError) as error:
+        reason = str(error) or type(error).__name__
+        raise InputError(f"metadata['parameters']: {family} does not accept {parameters:.80}: {reason}") from None
     return score
 
 

@@ -37,6 +37,8 @@ def read_rubric(metadata: Mapping[str, Any]) -> list[Criterion]:
 def _criterion(number: int, entry: Any) -> Criterion:
     if isinstance(entry, str):
         entry = {"criterion": entry}
+    if isinstance(entry, dict):  # parquet fills absent fields with null
+        entry = {name: value for name, value in entry.items() if value is not None}
     known = isinstance(entry, dict) and "criterion" in entry and entry.keys() <= {"criterion", "weight"}
     if not known or not isinstance(entry["criterion"], str) or not entry["criterion"].strip():
         raise InputError(

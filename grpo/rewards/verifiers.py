@@ -16,10 +16,12 @@ from collections.abc import Callable
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.rewards.answers.claim import compatible
+from grpo.rewards.answers.golds import doubtful
 from grpo.rewards.answers.letters import letter
-from grpo.rewards.answers.mathematics import equal
+from grpo.rewards.answers.mathematics import equal, usable
 from grpo.rewards.answers.numbers import value
 from grpo.rewards.answers.percent import readings
+from grpo.rewards.answers.restated import restated
 from grpo.rewards.judged import JUDGED, by_judge
 from grpo.rewards.reasoning_gym import reasoning_gym
 
@@ -36,6 +38,19 @@ def verify(problem: Problem, answer: str | None) -> float:
     return verifier(problem, answer)
 
 
+def verify_gold(problem: Problem) -> float:
+    """The score of a problem's own gold answer. For "math", equal text is not enough: 0.0 if no other answer could be
+    judged by it."""
+    if problem.verifier == "math" and doubtful(problem.answer) and not usable(problem.answer):
+        return 0.0
+    return verify(problem, problem.answer)
+
+
+def may_take_long(problem: Problem) -> bool:
+    """Whether `verify_gold` must run in a process that can be killed."""
+    return problem.verifier == "code" or (problem.verifier == "math" and doubtful(problem.answer))
+
+
 def exact(problem: Problem, answer: str) -> float:
     """Equal text, ignoring Unicode compatibility forms, case, runs of white space and periods at the end. A superscript
     is not a digit: 4² is not 42."""
@@ -45,19 +60,23 @@ def exact(problem: Problem, answer: str) -> float:
 def number(problem: Problem, answer: str) -> float:
     """Equal value, compared exactly as fractions: 1,000 = 1000, $5 = 5, 3.50 = 3.5 = 7/2, 50% = 0.5. Words may
     introduce it, as in "the result is 42"; see `grpo.rewards.answers.claim`. Questions that ask for percent are an
-    exception, see `grpo.rewards.answers.percent`."""
-    return float(any(_same_value(*pair) for pair in readings(problem.text, problem.answer, answer)))
+    exception, see `grpo.rewards.answers.percent`. 84/2 is not 42 if it stands in the question."""
+    right = any(_same_value(*pair) for pair in readings(problem.text, problem.answer, answer))
+    return float(right and not restated(problem.text, problem.answer, answer))
 
 
 def mathematical(problem: Problem, answer: str) -> float:
     """One expression (LaTeX or plain), mathematically equal by math-verify; equal text is right even if it can parse
-    neither. Questions that ask for percent: as in `number`.
+    neither. Questions that ask for percent: as in `number`. A calculation copied from the question is wrong: see
+    `grpo.rewards.answers.restated`.
 
     Errors of math-verify that say nothing about the answer are raised. Its own time limits are off, because they use
     SIGALRM and so need the main thread. The caller limits time.
     """
-    pairs = readings(problem.text, problem.answer, answer)
-    return float(exact(problem, answer) or any(equal(*pair) for pair in pairs))
+    if exact(problem, answer):
+        return 1.0
+    right = any(equal(*pair) for pair in readings(problem.text, problem.answer, answer))
+    return float(right and not restated(problem.text, problem.answer, answer))
 
 
 def choice(problem: Problem, answer: str) -> float:
@@ -72,14 +91,24 @@ def code(problem: Problem, answer: str) -> float:
 
     Raises `grpo.processes.pool.AnswerFailure` if the program breaks a limit.
     """
-    from grpo.rewards.code import check, passes
+    from grpo.rewards.code import check, passes, read_grading
 
     tests = problem.metadata.get("tests", [])
     try:
         check(tests)
     except InputError as error:
         raise InputError(f"problem {problem.id}, metadata['tests']: {error}") from None
-    return passes(answer, tests)
+    return passes(answer, tests, grading=read_grading(problem.metadata))
+
+
+def time_limit_s(problem: Problem) -> float:
+    """Seconds that a pool must allow for checking an answer, if the problem has tests; else 0."""
+    if problem.verifier != "code":
+        return 0.0
+    from grpo.rewards.code import MARGIN_S, START_S, TOTAL_S, read_grading
+
+    tests = len(problem.metadata.get("tests") or [])
+    return MARGIN_S + (read_grading(problem.metadata).total_s(tests) or TOTAL_S + START_S * tests)
 
 
 def none(problem: Problem, answer: str) -> float:

@@ -6,6 +6,8 @@ import bisect
 from collections.abc import Sequence
 from typing import Any
 
+from grpo.data.completions import decode
+
 BLOCK = 32
 """Number of tokens that are searched together."""
 CONTEXT = 8
@@ -54,6 +56,5 @@ class _Block:
 
     def _text(self, until: int) -> str:
         if until not in self._texts:
-            tokens = self.tokens[self._context : until]
-            self._texts[until] = self.tokenizer.decode(tokens, skip_special_tokens=True)
+            (self._texts[until],) = decode(self.tokenizer, [self.tokens[self._context : until]])
         return self._texts[until]

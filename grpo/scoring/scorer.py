@@ -14,7 +14,7 @@ import torch
 
 from grpo.config.common import Hardware
 from grpo.config.scoring import Scoring
-from grpo.data.completions import Completion
+from grpo.data.completions import Completion, completion_texts
 from grpo.data.records import Problem
 from grpo.data.template import opened_reasoning
 from grpo.distributed.process_group import Parallel
@@ -24,6 +24,7 @@ from grpo.processes.pool import Failure, Pool
 from grpo.rewards.functions import Response
 from grpo.rewards.registry import JUDGE_REWARDS, MODEL_REWARDS, find, load, score_many, score_one
 from grpo.rewards.steps import is_folder, step_rewards
+from grpo.rewards.verifiers import time_limit_s
 from grpo.scoring.judge_rewards import JudgedGroup, ask
 from grpo.scoring.reward_model import RewardModelScorer, member_folders
 from grpo.scoring.step_model import StepScorer
@@ -34,10 +35,9 @@ def responses_of(
 ) -> list[Response]:
     """Converts sampled completions to the form that rewards read; `max_tokens` is their length limit."""
     opened = opened_reasoning(tokenizer, prompt)
-    texts = tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
     return [
         Response.to(problem, opened + text, len(c.tokens), c.finished, max_tokens)
-        for text, c in zip(texts, completions, strict=True)
+        for text, c in zip(completion_texts(tokenizer, completions), completions, strict=True)
     ]
 
 
@@ -105,8 +105,9 @@ class Scorer:
         judged = ask(self.judge, problem, responses, self.rewards)
         rules = {n: rule for n, rule in self.rules.items() if rule[0].scores(problem)}
         quick = {name: options for name, (reward, options) in rules.items() if reward.quick(problem)}
+        within = functools.partial(self.pool.submit_within, time_limit_s(problem))
         slow = [
-            {name: submit(score_one, name, rules[name][1], problem, response) for name in rules if name not in quick}
+            {name: within(score_one, name, rules[name][1], problem, response) for name in rules if name not in quick}
             for response in responses
         ]
         steps = None

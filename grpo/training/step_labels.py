@@ -18,12 +18,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.config.jobs import StepLabelsJob
+from grpo.data.completions import all_ends, completion_texts
 from grpo.data.records import Problem, Sample, read_problems, read_rows
 from grpo.data.template import continuation, opened_reasoning, prompt_tokens
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.generation.sampler import sample_groups
 from grpo.model.loading import load_policy, load_tokenizer
+from grpo.model_folder import generation_settings
 from grpo.processes.metrics_log import Metrics, write_result
 from grpo.rewards.functions import Response
 from grpo.rewards.steps import split_steps
@@ -183,11 +185,11 @@ class Labeller:
         """Yields the index of each (problem, prefix) and the whole completions, which begin with the prefix."""
         prompts = [self._prompt(problems[name], prefix) for name, prefix in prefixes]
         seeds = [seed_of_name(self.job.seed, f"{name}\n{prefix}", 0) for name, prefix in prefixes]
-        longest, eos = self.job.sampling.max_new_tokens, self.tokenizer.eos_token_id
-        groups = sample_groups(self.model, prompts, self.job.rollouts, self.job.sampling, eos_id=eos, seeds=seeds)
+        sampling, longest = self.job.sampling, self.job.sampling.max_new_tokens
+        ends = all_ends(self.tokenizer, generation_settings(self.job.model))
+        groups = sample_groups(self.model, prompts, self.job.rollouts, sampling, eos_id=ends, seeds=seeds)
         for place, completions in groups:
-            texts = self.tokenizer.batch_decode([c.tokens for c in completions], skip_special_tokens=True)
-            whole = [prefixes[place][1] + text for text in texts]
+            whole = [prefixes[place][1] + text for text in completion_texts(self.tokenizer, completions)]
             pairs = zip(whole, completions, strict=True)
             problem = problems[prefixes[place][0]]
             yield place, [Response.to(problem, text, len(c.tokens), c.finished, longest) for text, c in pairs]

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.errors import InputError
+from tasks.paths import expanded
 from tasks.problems.sources import FileSource, HubSource, short
 
 Row = tuple[str, dict[str, Any] | InputError]
@@ -131,7 +132,7 @@ def dataset_rows(name: str, config: str | None, split: str) -> Iterator[Row]:
     """Rows of a Hugging Face data set: a name on the hub, or a local folder."""
     import datasets
 
-    folder = Path(name).expanduser()
+    folder = expanded(name)
     try:
         if (folder / "dataset_dict.json").is_file():
             data = datasets.load_from_disk(folder)

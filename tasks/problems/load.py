@@ -6,14 +6,16 @@ the same problem is never on both sides, whatever its order, source or wording.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
-from grpo.rewards.verifiers import verify
-from grpo.validate import validate
+from grpo.processes.pool import Pool
+from grpo.rewards.verifiers import COMPARING, QUICK, agree, may_take_long, verify
+from grpo.validate import MEMORY_BYTES, TIME_LIMIT_S, validate
 from tasks.problems.files import rows
 from tasks.problems.normal_form import normal_form, normalise, place
 from tasks.problems.reasoning_gym import generate
@@ -52,8 +54,8 @@ def load(source: ReasoningGymSource | FileSource | HubSource, seed: int, reshape
             else:
                 candidates.append(problem)
     else:
-        candidates = [*_read(source, bad, reshape)]
-        candidates = _with_right_solutions(source, candidates, bad)
+        placed = _with_right_answers(source, [*_read(source, bad, reshape)], bad)
+        candidates = _without_contradictions(source, placed, bad)
     problems, duplicates = drop_duplicates(candidates)
     read = len(candidates) + unverifiable + len(bad)
     if not problems:
@@ -63,7 +65,11 @@ def load(source: ReasoningGymSource | FileSource | HubSource, seed: int, reshape
     return LoadResult(problems, {"read": read, **dropped, "kept": len(problems)}, bad)
 
 
-def _read(source: FileSource | HubSource, bad: list[str], reshape: Reshape | None) -> Iterator[Problem]:
+Placed = tuple[str, Problem]
+"""A row's place, for messages, and its problem."""
+
+
+def _read(source: FileSource | HubSource, bad: list[str], reshape: Reshape | None) -> Iterator[Placed]:
     read = 0
     for where, row in rows(source):
         if read == source.limit:
@@ -78,22 +84,59 @@ def _read(source: FileSource | HubSource, bad: list[str], reshape: Reshape | Non
                 raise
             bad.append(str(error))
             continue
-        yield problem
+        yield where, problem
     if read == 0:
         raise InputError(f"{label(source)}: there are no rows")
 
 
-def _with_right_solutions(source: FileSource | HubSource, problems: list[Problem], bad: list[str]) -> list[Problem]:
-    """Checks that reference solutions pass their tests. Runs in parallel, since each one has its own sandbox."""
-    checked = validate([problem for problem in problems if problem.verifier == "code"])
+def _with_right_answers(source: FileSource | HubSource, placed: list[Placed], bad: list[str]) -> list[Placed]:
+    """Checks the answers that take long: whether solutions pass their tests, and whether doubtful golds of "math" can
+    be used. Runs in parallel, in processes that can be killed."""
+    checked = validate([problem for _, problem in placed if may_take_long(problem)])
     findings = {finding.problem_id: finding.what for finding in checked}
-    wrong = [problem for problem in problems if problem.id in findings]
-    faults = [f"{label(source)}: problem {short(p.text)}: {findings[p.id]}" for p in wrong]
+    wrong = [(where, problem) for where, problem in placed if problem.id in findings]
+    _report([f"{where}: problem {short(p.text)}: {findings[p.id]}" for where, p in wrong], source, bad)
+    return [(where, problem) for where, problem in placed if problem.id not in findings]
+
+
+def _without_contradictions(source: FileSource | HubSource, placed: list[Placed], bad: list[str]) -> list[Problem]:
+    """The problems without those that ask for the same as an earlier row and have another answer, by its verifier."""
+    first: dict[str, Placed] = {}
+    kept, unsure = [], []
+    for where, problem in placed:
+        there, earlier = first.setdefault(normalise(problem.text), (where, problem))
+        if problem.answer == earlier.answer or earlier.verifier not in COMPARING:
+            kept.append(problem)
+        else:
+            unsure.append((where, problem, there, earlier))
+    faults = []
+    equal = _agreements([(earlier, problem.answer) for _, problem, _, earlier in unsure])
+    for (where, problem, there, earlier), same in zip(unsure, equal, strict=True):
+        if same:
+            kept.append(problem)
+        else:
+            answers = f"{short(problem.answer)}, but {short(earlier.answer)} at {there}"
+            faults.append(f"{where}: problem {short(problem.text)} has the answer {answers}")
+    _report(faults, source, bad)
+    return kept
+
+
+def _agreements(pairs: Sequence[tuple[Problem, str]]) -> list[bool]:
+    """Whether an answer equals its problem's own. Verifiers that are not quick run in processes that can be killed; if
+    one fails there, the answers count as different."""
+    if all(problem.verifier in QUICK for problem, _ in pairs):
+        return [agree(problem, answer, problem.answer) for problem, answer in pairs]
+    with Pool(min(len(pairs), os.cpu_count() or 1), TIME_LIMIT_S, MEMORY_BYTES) as pool:
+        found = [pool.submit(agree, problem, answer, problem.answer) for problem, answer in pairs]
+        return [future.result() is True for future in found]
+
+
+def _report(faults: list[str], source: FileSource | HubSource, bad: list[str]) -> None:
+    """Adds faults to the bad records. Raises InputError for the first, unless bad records are skipped."""
     if faults and source.on_bad_record == "stop":
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
         raise InputError(f"{faults[0]}{more}; mend or remove it")
     bad += faults
-    return [problem for problem in problems if problem.id not in findings]
 
 
 def drop_duplicates(problems: Iterable[Problem]) -> tuple[list[Problem], int]:

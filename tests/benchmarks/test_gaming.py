@@ -30,6 +30,6 @@ def test_every_honest_answer_is_accepted(case: Case) -> None:
 def test_the_data_set_is_as_large_and_varied_as_it_says() -> None:
     kinds = Counter(case.kind for case in CASES)
     assert sum(kinds.values()) - kinds["honest"] >= 200 and kinds["honest"] >= 100
-    assert len(kinds) == 13 and min(kinds.values()) >= 5, kinds
+    assert len(kinds) == 15 and min(kinds.values()) >= 5, kinds
     for rule in RULES:
         assert {True, False} == {case.honest for case in CASES if case.problem.verifier == rule}

@@ -12,12 +12,13 @@ from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from grpo.config.common import Hardware, Lora
 from grpo.config.experts import Experts
-from grpo.distributed.fsdp import Sharded, shard
+from grpo.distributed.fsdp import Sharded, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import REWARD_MODEL, load_policy
@@ -64,6 +65,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "value model": {"part": own_value},
 }
 """Ways to load by shards."""
+ASKED_TOKENS = [[5, 6, 7], [8, 9, 10, 11]], [[12, 13, 14], [15, 16]]
+"""Prompts and completions."""
 ASKED = [[{"role": "user", "content": f"What is {i} + 1?"}] for i in range(8)]
 ANSWERS = [f"It is {i + 1}." for i in range(8)]
 CHAINS = [f"<think>\nadd {i}\ncheck\n</think>\n<answer>{i + 1}</answer>" for i in range(8)]
@@ -103,7 +106,7 @@ def loaded(
     parallel: Parallel, folder: str, experts: Experts | None = None, way: str = "shards", seed: int = 0
 ) -> dict[str, Any]:
     """The weights of a model that was loaded in one of `WAYS`, new ones drawn from the seed, the share of them in this
-    process, and whether its routers are frozen."""
+    process, and for each of its routers whether it is frozen and among how many experts it chooses."""
     torch.manual_seed(seed)
     sharded = load_sharded(folder, CPU, parallel, experts=experts, **WAYS[way])
     weights = dict(sharded.full_tensors())
@@ -114,6 +117,7 @@ def loaded(
         "weights": {name: weight.detach().numpy() for name, weight in weights.items()},
         "share": mine / whole,
         "frozen": [not any(p.requires_grad for p in router.parameters()) for router in routers],
+        "experts": [router.expert_count for router in routers],
     }
 
 
@@ -122,6 +126,28 @@ def saved_again(parallel: Parallel, folder: str, out: str, hardware: Hardware = 
     sharded = load_sharded(folder, hardware, parallel)
     sharded.save(Path(out))
     return {name: tensor.double().sum().item() for name, tensor in sharded.file_tensors()}
+
+
+def adapted(parallel: Parallel, folder: str, out: str, experts: Experts | None = None) -> dict[str, Any]:
+    """Adapters with random weights learn one step and are saved. Log-probabilities with them, and the norms of their
+    gradients by name."""
+    sharded = load_sharded(folder, CPU, parallel, lora=Lora(rank=2, alpha=4), experts=experts)
+    learn = {name: p for name, p in sharded.model.named_parameters() if p.requires_grad}
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in sharded.model.named_parameters():
+            drawn = 0.3 * torch.randn(parameter.shape, generator=generator)
+            if ".lora_" in name:
+                local(parameter).copy_(drawn.chunk(parallel.world)[parallel.rank])
+    sharded(completion_logprobs, *ASKED_TOKENS, 1.0).sum().div(parallel.world).backward()
+    norms = {name: _whole(p.grad).norm().item() for name, p in learn.items() if p.grad is not None}
+    with torch.no_grad():
+        for p in learn.values():
+            if p.grad is not None:
+                p.sub_(0.01 * p.grad)
+        rows = sharded(completion_logprobs, *ASKED_TOKENS, 1.0)
+    sharded.save(Path(out))
+    return {"rows": rows.numpy(), "norms": norms}
 
 
 def refusal(parallel: Parallel, folder: str) -> str:
@@ -164,6 +190,10 @@ def steps_scored(parallel: Parallel | None, folder: str, count: int) -> dict[str
     mine, gathered = _share(parallel, count), Gathered(scorer.model)
     chains = scorer([(ASKED[i], [CHAINS[i]]) for i in mine])
     return {"rows": [score for (steps,) in chains for _, score in steps], **gathered.found()}
+
+
+def _whole(tensor: Any) -> Tensor:
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _share(parallel: Parallel | None, count: int) -> range:

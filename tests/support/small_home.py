@@ -98,7 +98,7 @@ def _run(store: Store, record: Tracking, kl_coef: float) -> str:
     problems = stage("problems", {}, [], _write_problems)
     sft = stage("cold_start_sft", {"epochs": 1}, [problems], lambda a: _text(a, "model.safetensors", "weights of dev1"))
     rl = stage("reasoning_rl", {"kl_coef": kl_coef, "steps": 3}, [problems, sft], lambda a: _learn(a, kl_coef))
-    stage("evaluate", {"problems": 4}, [problems, sft, rl], lambda a: _evaluate(a, kl_coef))
+    stage("evaluate", {"problems": 4, "confidence": 0.95}, [problems, sft, rl], lambda a: _evaluate(a, kl_coef))
     record.finish(run_id, "FINISHED")
     return run_id
 

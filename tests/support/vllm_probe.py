@@ -11,6 +11,7 @@ import os
 import random
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,14 @@ def main() -> None:
     seen["finished"] = [c.finished for c in completions]
     seen["ends"] = [c.tokens[-1] == tokenizer.eos_token_id for c in completions]
     seen["again"] = sample() == groups
+    often = Counter(token for c in completions for token in {*c.tokens}).most_common(1)[0][0]
+    engine._eos_id = frozenset({often, tokenizer.eos_token_id})
+    several = [c for group in dict(sorted(sample().items())).values() for c in group]
+    cuts = [[*c.tokens, often].index(often) + 1 for _, group in sorted(groups.items()) for c in group]
+    uncut = [c.tokens for _, group in sorted(groups.items()) for c in group]
+    seen["several_ends"] = [c.tokens for c in several] == [t[:cut] for t, cut in zip(uncut, cuts, strict=True)]
+    seen["several_finished"] = [c.finished for c in several] == [c.tokens[-1] in engine._eos_id for c in several]
+    engine._eos_id = tokenizer.eos_token_id
     seen["other_seed_differs"] = sample(seed=100) != groups
     seen["distinct"] = len({tuple(c.tokens) for c in completions}) / len(completions)
     seen["difference"] = {str(t): difference(t) for t in (1.0, 0.7)}

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from grpo.config.common import Sampling
 from grpo.config.engines import VLLM
-from grpo.data.completions import Completion
+from grpo.data.completions import Completion, Ends, each_end
 from grpo.distributed.checkpoint import rng_state, set_rng_state
 from grpo.errors import InputError, TrainingStopped
 from grpo.generation.vllm.request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
@@ -47,7 +47,7 @@ class LocalVLLM:
     exact = False  # other kernels round differently
     name, reads_files = "vllm", True
 
-    def __init__(self, model: str, settings: VLLM, *, eos_id: int, dtype: str = "float32", alone: bool = False):
+    def __init__(self, model: str, settings: VLLM, *, eos_id: Ends, dtype: str = "float32", alone: bool = False):
         if importlib.util.find_spec("vllm") is None:
             raise InputError("vllm is not installed here; pip install vllm, or choose another engine")
         self._eos_id = eos_id
@@ -152,7 +152,7 @@ class LocalVLLM:
             if [*sampled.token_ids] != tokens:
                 raise TrainingStopped("vllm: log-probabilities of other tokens than it sampled")
             logprobs = [*sampled.logprobs]
-        return Completion(tokens, logprobs, tokens[-1] == self._eos_id)
+        return Completion(tokens, logprobs, tokens[-1] in each_end(self._eos_id))
 
     def update(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Replaces the weights: full tensors by their Hugging Face names. Raises TrainingStopped if the workers do not

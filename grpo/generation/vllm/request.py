@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from grpo.config.common import Sampling
+from grpo.data.completions import Ends, each_end
 from grpo.errors import InputError
 
 LOGPROBS = "processed_logprobs"
@@ -32,7 +33,7 @@ def check(prompts: Sequence[Sequence[int]], settings: Sampling, longest: int, lo
         )
 
 
-def parameters(per_prompt: int, settings: Sampling, eos_id: int, seed: int, logprobs: bool) -> dict[str, Any]:
+def parameters(per_prompt: int, settings: Sampling, eos_id: Ends, seed: int, logprobs: bool) -> dict[str, Any]:
     """Fields of vLLM's SamplingParams. Everything that changes the distribution is set explicitly: a server takes
     missing fields from the model's generation_config.json."""
     return {
@@ -46,9 +47,9 @@ def parameters(per_prompt: int, settings: Sampling, eos_id: int, seed: int, logp
         "presence_penalty": 0.0,
         "frequency_penalty": 0.0,
         "seed": seed,
-        # Only the trainer's end token ends a completion, even if the model's folder names others.
+        # Only these tokens end a completion, even if the model's folder names others.
         "ignore_eos": True,
-        "stop_token_ids": [eos_id],
+        "stop_token_ids": each_end(eos_id),
         "logprobs": 0 if logprobs else None,
         "detokenize": False,
     }

@@ -27,7 +27,7 @@ from transformers import AutoConfig
 
 from grpo.config.common import Sampling
 from grpo.config.engines import VLLM
-from grpo.data.completions import Completion
+from grpo.data.completions import Completion, Ends, each_end
 from grpo.errors import InputError, TrainingStopped
 from grpo.generation.vllm.request import LOGPROBS, check, chunked_prefill, parameters, prompt_seed
 from grpo.generation.vllm.weight_transfer import BACKEND, SHAPE, UNKNOWN, Sender, layout
@@ -45,7 +45,7 @@ class ServerVLLM:
     exact = False  # other kernels round differently
     name, reads_files = "vllm", True
 
-    def __init__(self, model: str, settings: VLLM, *, eos_id: int, logprobs: bool = True):
+    def __init__(self, model: str, settings: VLLM, *, eos_id: Ends, logprobs: bool = True):
         key = None
         if settings.api_key_env is not None and not (key := os.environ.get(settings.api_key_env)):
             raise InputError(f"vllm: environment variable {settings.api_key_env} is not set; api_key_env names it")
@@ -126,7 +126,7 @@ class ServerVLLM:
         tokens = choice["token_ids"]
         logprobs = [token["logprob"] for token in choice["logprobs"]["content"]] if with_logprobs else []
         assert not with_logprobs or len(logprobs) == len(tokens), (len(logprobs), len(tokens))
-        return Completion(tokens, logprobs, tokens[-1] == self._eos_id)
+        return Completion(tokens, logprobs, tokens[-1] in each_end(self._eos_id))
 
     def _client(self) -> Http:
         return Http(self._settings.url, self._settings.timeout_s, self._settings.retries, self._key)

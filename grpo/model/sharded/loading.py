@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 
 from grpo.config.common import Hardware, Lora
 from grpo.config.experts import Experts
+from grpo.dequantize import plain_weights
 from grpo.distributed.fsdp import Sharded, local, shard
 from grpo.distributed.process_group import Parallel
 from grpo.distributed.sequence_group import SequenceGroup, sharing_tokens
@@ -30,7 +31,7 @@ from grpo.model.logprobs import completion_logprobs
 from grpo.model.packed.attention import is_packed
 from grpo.model.packed.by_rows import runs_by_rows
 from grpo.model.rope import rope_limit
-from grpo.model.routers import mark_routers, prepare_routers
+from grpo.model.routers import mark_adapted_routers, mark_routers, prepare_routers
 from grpo.model.sharded.first_blocks import FirstBlocks, on_meta
 from grpo.model_folder import check_model_folder, hub_snapshot, loading_options, stored_dtype
 
@@ -73,12 +74,19 @@ def load_sharded(
         sharded = shard(kept if trained else kept.requires_grad_(False), parallel, dtype=dtype)
     elif lora is not None:
         torch.set_rng_state(parallel.broadcast(random))
-        sharded.add_adapters(lambda policy: with_adapters(policy, model, lora))
+        sharded.add_adapters(lambda policy: _adapted(policy, model, lora, experts))
     if trained and part is None and parallel.sequence is not None:
         _check_can_share(backbone_of(sharded.model), model, parallel.sequence)
         if parallel.sequence.divides_layers:
             _check_divided(sharded, model, parallel.sequence)
     return sharded
+
+
+def _adapted(policy: Any, model: str, lora: Lora, experts: Experts | None) -> Any:
+    adapted = with_adapters(policy, model, lora)
+    if experts is not None:
+        mark_adapted_routers(adapted, experts)
+    return adapted
 
 
 def _check_can_share(backbone: Any, model: str, group: SequenceGroup) -> None:
@@ -137,8 +145,15 @@ def load_to_copy(model: str, hardware: Hardware) -> Any:
     """
     hardware = hardware.model_copy(update={"dtype": stored_dtype(hub_snapshot(model))})
     if _probed_blocks(POLICY, model, hardware) is None:
-        return load_model(POLICY, model, hardware.model_copy(update={"device": "cpu"}))
-    return POLICY.load(model, hardware)
+        loaded = load_model(POLICY, model, hardware.model_copy(update={"device": "cpu"}))
+    else:
+        loaded = POLICY.load(model, hardware)
+    if getattr(loaded, "is_quantized", False):
+        raise InputError(
+            f"{model}: its weights are quantized, and transformers makes no plain ones of them, which training needs; "
+            "give the folder of the model without quantization"
+        )
+    return loaded
 
 
 def _probed_blocks(kind: Kind, model: str, hardware: Hardware) -> tuple[FirstBlocks, Any] | None:
@@ -171,8 +186,8 @@ def _read_shards(
     part: Callable[[Any], nn.Module] | None,
 ) -> Sharded | None:
     """The sharded model; None if it cannot be shortened, or if transformers cannot read shards of one of its weights,
-    such as of one that it joins from several along the dimension that is divided."""
-    if (probed := _probed_blocks(kind, model, hardware)) is None:
+    such as of one that is quantized, or that it joins from several along the dimension that is divided."""
+    if plain_weights(model) or (probed := _probed_blocks(kind, model, hardware)) is None:
         return None
     first, short = probed
     routers = prepare_routers(short, model, experts) if experts is not None else []

@@ -19,7 +19,7 @@ _ROUNDS = 8
 """Maximum number of nested wrappers that are removed: **$\\boxed{\\text{(B)}}$** has four."""
 _LEADS = 3
 """Maximum number of lead-ins that are removed: "So the answer is: **it is 42**" has two."""
-_WRAPPER = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|displaystyle) ?")
+_WRAPPER = re.compile(r"\\(?:boxed|fbox|text|textbf|mathrm|mathbf|displaystyle)(?![a-zA-Z]) ?")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))
 _CURRENCY = re.compile(r"\$ ?[0-9.]|[0-9] ?\$")
 _BOX = re.compile(r"\\(?:boxed|fbox) ?(?=\{)")
@@ -143,19 +143,22 @@ DENIED = re.compile(
 )
 """Matches a negation: ``\\neq 42``, "not 42"."""
 _EQUALS = re.compile(r"\\.|[{}=]", re.DOTALL)
+_SCRIPT = re.compile(r"[_^] ?(?:\{[^{}]*+\}|[a-zA-Z0-9]++)")
+_STATES = re.compile(r"(?<![\w.])\d|(?<!\\)[,;]|\b(?:or|and|oder|und|ou|et)\b")
+"""Matches what a name does not hold: a number of its own, or a mark between several answers."""
 
 
 def sides(text: str, symbolic: bool = False) -> tuple[str, list[str]]:
     r"""Splits a claim into the name at its start (or "") and the sides of its equation that must all be right.
 
     ``x = 3 + 4 = 7`` has the name x and two sides; ``7`` and ``AB = CD = 7`` have one side. `symbolic`: the expected
-    value contains variables, so only the first side can be a name.
+    value contains variables, so only the first side can be a name. ``x = 41 or x = 42`` has the sides 41 or x, and 42.
     """
     every = [side.strip(" &") for side in _split(text)]
     first, last = every[0], every[-1]
     if len(every) == 1:
         return "", every
-    rest = every[1:-1] if symbolic else [side for side in every[1:-1] if not _is_name(side)]
+    rest = every[1:-1] if symbolic else [side for side in every[1:-1] if not _is_only_name(side)]
     return (first, [*rest, last]) if not first or _is_name(first) else ("", [first, *rest, last])
 
 
@@ -165,6 +168,14 @@ def _is_name(side: str) -> bool:
     if rest != side and not any(character.isdigit() for character in rest):
         return True
     return bool(_NAME.fullmatch(side) or _UNKNOWN.search(rest) or _LETTER.search(_COMMAND.sub(" ", rest)))
+
+
+def _is_only_name(side: str) -> bool:
+    """Whether a side between two equals signs names a value and states none: CD in ``AB = CD = 7``, but not ``43y`` in
+    ``x = 43y = 42``."""
+    if SIMPLE_NAME.fullmatch(side):
+        return True
+    return _is_name(side) and not _STATES.search(_COMMAND.sub(" ", _SCRIPT.sub("", side)))
 
 
 def _split(text: str) -> Iterator[str]:

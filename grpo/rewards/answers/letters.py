@@ -30,7 +30,8 @@ _CONTINUED = re.compile(
     r"(?i:(?:and|or|maybe|perhaps|possibly) )*+"
     r"(?:\([A-Z]\)|[B-HJ-Z](?![\w'’])|[AI](?= ?(?:[.,;:!?)/]|$| (?:and|or)\b))))"
 )
-_MARKED = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{\(?([A-Z])\)?\}")
+_MARKED = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\{(\(?[A-Z]\)?[.:]? ?)\}")
+_SPACING = re.compile(r"\\[ ,;:!]|~|\\q?quad(?![a-zA-Z])")
 _PREDICATE = re.compile(
     r"(?:is|isn|are|was|wasn|would|wouldn|can|cannot|could|couldn|[Aa]nd|[Oo]r|[Mm]aybe|nor|not|does|doesn|has|looks"
     r"|seems)\b"
@@ -43,7 +44,8 @@ _OTHER_LETTER = re.compile(
 def letter(text: str) -> str | None:
     """B for "B", "(b)", "B.", "B) 42 metres", "the answer is B"; None for two letters and for a rejected letter: "I
     would not choose option B"."""
-    text = unwrapped(compatible(text)).strip("$ ")
+    text = _MARKED.sub(r"\1", unwrapped(compatible(text)).strip("$ "))
+    text = " ".join(_SPACING.sub(" ", text).split())
     if match := _BARE.fullmatch(text):
         return match[1].upper()
     if match := _AND_TEXT.fullmatch(text):
@@ -51,7 +53,7 @@ def letter(text: str) -> str | None:
         alone = not (_PREDICATE.match(match[3]) or _OTHER_LETTER.search(match[3]))
         named = _named(match[3])
         return (match[1] or match[2]) if alone and named <= {match[1] or match[2]} else None
-    text = _MARKED.sub(r"\1", text).replace("*", "").replace("$", "")
+    text = text.replace("*", "").replace("$", "")
     claimed = _REJECTED.sub("\0", text)  # "the answer is B, not A"
     named = set() if _NEGATION.search(claimed) else _named(claimed)
     return (named.pop() or None) if len(named) == 1 else None

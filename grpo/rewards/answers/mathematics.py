@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from grpo.rewards.answers.claim import DENIED, SIMPLE_NAME, claim, sides
+from grpo.rewards.answers.golds import is_words, well_formed
 from grpo.rewards.evaluation_guard import EvaluationRefused, no_evaluation
 from grpo.rewards.expressions import numeral
 
@@ -26,7 +27,7 @@ _THOUSANDS = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:(?:,|\{,\}|\\[,!;:]|~)[0-9]{3
 _DECIMAL_COMMA = re.compile(r"(?<![0-9.,])0(?:,|\{,\})(?=[0-9]++(?![0-9,]))")
 _SPACED_DIGITS = re.compile(r"[0-9](?: |~|\\[,;:! ]|\\q?quad)++[0-9.]")
 _SEVERAL = re.compile(
-    r"[,;\n]|\\\\|\\q?quad\b|\\(?:lor|vee|land|wedge|pm|mp|newline|cr)\b|\b(?:or|and|oder|und|ou|et)\b|[∨∧±…]"
+    r"(?<!\\)[,;]|\n|\\\\|\\q?quad\b|\\(?:lor|vee|land|wedge|pm|mp|newline|cr)\b|\b(?:or|and|oder|und|ou|et)\b|[∨∧±…]"
     r"|\.\.|\\[lcd]?dots\b"
 )
 _RELATION = re.compile(
@@ -47,6 +48,9 @@ _EQUALS = re.compile(r"=|\\(?:approx|eq)\b|≈")
 _MEMBER = re.compile(r"[A-Za-z] ?(?:\\in\b|∈) ?")
 _UNORDERED = re.compile("Invalid (?:NaN )?comparison")
 _INTERVAL = re.compile(r"\\infty|\\cup|[<>≤≥∞]|\\[lg](?:t|e)")
+_COMMA = re.compile(r"(?<!\\),")
+CLOSE = 1e-5
+"""Relative difference of numbers that are equal after rounding. It allows for six decimals of a number from 0.05 up."""
 
 
 def equal(reference: str, answer: str) -> bool:
@@ -90,6 +94,28 @@ def equal(reference: str, answer: str) -> bool:
         return all(_same(value, _MEMBER.sub("", part, count=1)) for part in parts)
 
 
+def usable(reference: str) -> bool:
+    """Whether answers can be compared with a reference: it has a value, or is text that nothing is missing from.
+
+    Compares it with an answer, because some references can be read, but compared with nothing in reasonable time; the
+    caller limits time.
+
+    Raises:
+        EvaluationRefused: math-verify would evaluate part of it.
+    """
+    claimed = claim(reference)
+    with no_evaluation() as refusals:
+        parsed = _gold(reference if claimed is None else f"${_digits(claimed)}$", refusals)
+        if all(isinstance(part, str) for part in parsed):
+            return well_formed(reference) or is_words(reference)
+        try:
+            has_value = _math_verify()[1](parsed, parsed)
+        except ValueError:
+            return False
+    equal(reference, "5")
+    return bool(has_value)
+
+
 def _unnamed(claimed: str) -> str:
     """``x = 1, x = 2`` and ``x = 1 \\text{ or } x = 2`` as ``1, 2``; an equation of numbers stays one."""
     values = [sides(item) for item in _SEVERAL.split(claimed.replace("\\text", "").replace("{", "").replace("}", ""))]
@@ -129,7 +155,7 @@ def _claims_more(claimed: str, gold: str) -> bool:
 
 
 def _is_interval(gold: str) -> bool:
-    return bool(_INTERVAL.search(gold)) or ("," in gold and ("[" in gold or "(" in gold))
+    return bool(_INTERVAL.search(gold) or (_COMMA.search(gold) and ("[" in gold or "(" in gold)))
 
 
 def _relates(gold: str) -> bool:
@@ -164,14 +190,33 @@ def _with_commas(digits: str) -> Any:
     return numeral(re.sub("[, ]", "", digits).lstrip("0") or "0")
 
 
+def _is_close(one: Any, other: Any) -> bool:
+    """Whether two numbers differ by at most `CLOSE` of the larger; True for everything that is not a number.
+
+    math-verify rounds to six decimals, so that 0.333333 is a third. It finds all numbers below 5e-7 equal, and zero.
+    Here the square root of 2 is still 1.414214 and 1/15 is 0.066667, but 2.5e-6 is not 2e-6, and only zero is zero.
+    """
+    if one == other or not (getattr(one, "is_number", False) and getattr(other, "is_number", False)):
+        return True
+    one, other = one.doit().evalf(20), other.doit().evalf(20)
+    try:
+        return bool(abs(one - other) <= CLOSE * max(abs(one), abs(other)))
+    except TypeError:  # infinity has no difference
+        return True
+
+
 @functools.cache
 def _math_verify() -> tuple[Callable[[str], Any], Callable[[Any, Any], bool]]:
     import math_verify
     from latex2sympy2_extended import latex2sympy2
+    from math_verify import grader
 
     # Its own version passes the digits to sympy.Number, which evaluates text.
     latex2sympy2._Latex2Sympy.parse_number = lambda _, digits: numeral(digits.replace(",", ""))
     latex2sympy2.convert_number = _with_commas
+
+    rounded = grader.sympy_numeric_eq
+    grader.sympy_numeric_eq = lambda one, other, *precision: rounded(one, other, *precision) and _is_close(one, other)
 
     # Silences its warning that time limits are off, once per process; the caller limits time.
     logging.getLogger("math_verify").setLevel(logging.ERROR)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from grpo.errors import InputError
+from grpo.rewards.code import Grading
 from tasks.evaluation.sets.known import Form, KnownSet
 from tasks.problems.sources import short
 
@@ -35,7 +36,8 @@ def choices(known: KnownSet, where: str, row: Row) -> Row:
 
 
 def tests(known: KnownSet, where: str, row: Row) -> Row:
-    """A programming problem in LiveCodeBench's columns. Its tests use standard input or call a function."""
+    """A programming problem in LiveCodeBench's columns. Its tests use standard input or call a function. Programs are
+    graded as there."""
     question = _text(row, known.prompt, where)
     listed = [*_tests(row, "public_test_cases", where)]
     listed += [*_tests(row, "private_test_cases", where)] if row.get("private_test_cases") else []
@@ -48,7 +50,7 @@ def tests(known: KnownSet, where: str, row: Row) -> Row:
         if functional
         else "Write a Python program that reads from standard input and prints to standard output."
     )
-    return {"question": f"{question}\n\n{ask}", "tests": converted}
+    return {"question": f"{question}\n\n{ask}", "tests": converted, "code_grading": _GRADING.model_dump()}
 
 
 def constraints(known: KnownSet, where: str, row: Row) -> Row:
@@ -128,10 +130,27 @@ def _on_stdin(test: Mapping[str, Any], where: str) -> dict[str, str]:
 def _assertion(test: Mapping[str, Any], function: str, where: str) -> dict[str, str]:
     try:
         arguments = [json.loads(line) for line in str(test["input"]).splitlines() if line.strip()]
-        expected = json.loads(test["output"])
+        expected = json.dumps(json.loads(test["output"]))
     except (KeyError, TypeError, ValueError):
         raise InputError(f"{where}: {short(dict(test))} is no test of a function; values must be JSON") from None
-    return {"assert": f"assert Solution().{function}({', '.join(map(repr, arguments))}) == {expected!r}"}
+    # As JSON, since Python takes long, and much memory, to compile a list of 100,000 numbers.
+    called = f"Solution().{function}(*{_LOADS}({json.dumps(arguments)!r}))"
+    return {"assert": f"assert (lambda r: list(r) if isinstance(r, tuple) else r)({called}) == {_LOADS}({expected!r})"}
+
+
+_LOADS = '__import__("json").loads'
+_IMPORTED = (
+    *("typing", "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json"),
+)
+_GRADING = Grading(
+    prelude="".join(f"from {name} import *\n" for name in (*_IMPORTED, "builtins"))
+    + f"import {', '.join(_IMPORTED)}\nsys.setrecursionlimit(50_000)\n",
+    test_s=6.0,
+    numbers=True,
+)
+"""As LiveCodeBench's own runner grades. Its prelude is needed: the programs to complete name List, Optional and others.
+`builtins` restores the names that other modules replace, such as open."""
 
 
 def _constraint(name: str, options: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -155,17 +174,19 @@ def _range(options: Mapping[str, Any], name: str) -> dict[str, int]:
 
 
 _CONSTRAINTS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
-    "length_constraints:number_words": lambda o: {"kind": "words", **_range(o, "num_words")},
+    "length_constraints:number_words": lambda o: {"kind": "words", "runs": True, **_range(o, "num_words")},
     "length_constraints:number_sentences": lambda o: {"kind": "sentences", **_range(o, "num_sentences")},
     "detectable_format:number_bullet_lists": lambda o: {
         "kind": "bullets",
+        "markdown": True,
         "min": int(o["num_bullets"]),
         "max": int(o["num_bullets"]),
     },
-    "detectable_format:json_format": lambda o: {"kind": "json"},
-    "keywords:existence": lambda o: {"kind": "includes", "words": [*o["keywords"]]},
+    "detectable_format:json_format": lambda o: {"kind": "json", "any_fence": True},
+    "keywords:existence": lambda o: {"kind": "includes", "words": [*o["keywords"]], "whole": False},
     "keywords:forbidden_words": lambda o: {"kind": "excludes", "words": [*o["forbidden_words"]]},
-    "startend:end_checker": lambda o: {"kind": "ends_with", "text": o["end_phrase"].strip()},
+    "startend:end_checker": lambda o: {"kind": "ends_with", "text": o["end_phrase"].strip(), "quoted": True},
     "language:response_language": lambda o: {"kind": "language", "language": o["language"]},
 }
-"""IFEval's instructions (arXiv 2311.07911, table 1) that tasks/problems/constraints.py checks."""
+"""IFEval's instructions (arXiv 2311.07911, table 1) that tasks/problems/constraints.py checks, as IFEval's own program
+does. Only sentences and languages are found in another way: IFEval uses NLTK's and langdetect's models."""

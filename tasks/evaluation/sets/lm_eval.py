@@ -8,6 +8,7 @@ reference. Our verifiers know that 1/2 is 0.5, so their numbers tend to be highe
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,13 +24,19 @@ from tasks.evaluation.sets.metrics import UNVOTED
 
 PREFIX = "r1_"
 """Prefix of the task names, to avoid names that the harness already knows."""
-_BOX = r"\\boxed\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
-_TAGS = r"<answer>\s*(.*?)\s*</answer>"
+_BOX = r"\\boxed\{ZEROS((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"
+_TAGS = r"<answer>\s*ZEROS(.*?)\s*</answer>"
 _ANSWER: dict[AnswerStyle, str] = {"boxed": _BOX, "tags": f"(?s){_TAGS}", "auto": f"(?s)(?:{_BOX}|{_TAGS})"}
-"""Patterns for the marked answer; the last match counts. Braces in a box may be nested two levels deep."""
+"""Patterns for the marked answer; the last match counts. Braces in a box may be nested two levels deep. ZEROS stands
+for the zeros that begin a number, which are left out where numbers are compared."""
+_ZEROS = r"(?:0+(?=\d+(?:\.\d+)?\s*(?:\}|</answer>)))?"
 _IGNORED = [",", r"\$", r"\.$", r"\s", r"^\(|\)$"]
 """Patterns removed from both texts before they are compared: thousands separators, dollar signs, a final full stop,
 spaces, and enclosing parentheses."""
+_LEADING_ZEROS = r"(?:^|(?<=^-))0+(?=\d+(?:\.\d+)?$)"
+"""The zeros that begin a text that is a number: AIME's 033 is 33."""
+_NUMBERS = {"math", "number"}
+"""Verifiers that compare values. For all others 033 is not 33."""
 
 
 def export_tasks(
@@ -46,7 +53,7 @@ def export_tasks(
         raise InputError(f"{folder}: exists and is not an empty folder; name a new one")
     folder.mkdir(parents=True, exist_ok=True)
     for name, task in tasks.items():
-        rows = [{"question": p.messages[0]["content"], "answer": p.answer} for p in problems[name]]
+        rows = [{"question": p.messages[0]["content"], "answer": _reference(p)} for p in problems[name]]
         lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
         (folder / f"{name}.jsonl").write_text("".join(lines), "utf-8")
         (folder / f"{PREFIX}{name}.yaml").write_text(yaml.safe_dump(task, sort_keys=False, width=10**6), "utf-8")
@@ -63,6 +70,10 @@ def commands(model: str, tasks: Sequence[str], folder: Path) -> list[str]:
     ]
 
 
+def _reference(problem: Problem) -> str:
+    return re.sub(_LEADING_ZEROS, "", problem.answer) if problem.verifier in _NUMBERS else problem.answer
+
+
 def _task(name: str, problems: Sequence[Problem], sampling: Sampling, samples: int, folder: Path) -> dict[str, Any]:
     for problem in problems:
         if problem.verifier in UNVOTED:
@@ -75,7 +86,9 @@ def _task(name: str, problems: Sequence[Problem], sampling: Sampling, samples: i
     styles = {form_of(problem).style for problem in problems}
     if len(styles) != 1:
         raise InputError(f"--export-lm-eval: {name!r} has answers in several styles; give --answer-style")
-    extract = {"function": "regex", "regex_pattern": _ANSWER[styles.pop()], "group_select": -1}
+    numbers = all(problem.verifier in _NUMBERS for problem in problems)
+    pattern = _ANSWER[styles.pop()].replace("ZEROS", _ZEROS if numbers else "")
+    extract = {"function": "regex", "regex_pattern": pattern, "group_select": -1}
     first = {"name": "first", "filter": [extract, {"function": "take_first"}]}
     votes = [{**extract}, {"function": "majority_vote"}, {"function": "take_first"}]
     return {
@@ -102,7 +115,7 @@ def _task(name: str, problems: Sequence[Problem], sampling: Sampling, samples: i
                 "aggregation": "mean",
                 "higher_is_better": True,
                 "ignore_case": True,
-                "regexes_to_ignore": _IGNORED,
+                "regexes_to_ignore": [*_IGNORED, *([_LEADING_ZEROS] if numbers else [])],
             }
         ],
         "metadata": {"version": 1.0},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,11 @@ from grpo.errors import InputError
 from tasks.evaluation.sets.forms import FORMS
 from tasks.evaluation.sets.known import KnownSet
 from tasks.evaluation.sets.settings import FILES, EvaluationSet, SetData
+from tasks.problems.constraints import read_constraints
 from tasks.problems.load import LoadResult, load
 from tasks.problems.sources import FileSource, HubSource
+
+logger = logging.getLogger(__name__)
 
 _MARK: dict[AnswerStyle, str] = {
     "tags": "between <answer> and </answer>",
@@ -48,10 +52,10 @@ def _source(of: SetData, known: KnownSet) -> FileSource | HubSource:
     columns: dict[str, Any] = {"prompt_column": known.prompt, "answer_column": known.answer}
     if known.form != "answer":
         columns = {"prompt_column": "question", "answer_column": "answer"}
-    if known.form in ("tests", "constraints"):
-        columns["metadata_columns"] = [known.form]
+    if known.form == "tests":
+        columns["metadata_columns"] = ["tests", "code_grading"]
     if known.form == "constraints":  # some of IFEval's instructions have no rule here; their prompts are dropped
-        columns |= {"domain": "general", "on_bad_record": "skip"}
+        columns |= {"metadata_columns": ["constraints"], "domain": "general", "on_bad_record": "skip"}
     columns["verifier"] = known.verifier
     if of.path is not None and of.path.lower().endswith(FILES):
         return FileSource(path=Path(of.path).expanduser(), **columns)
@@ -64,11 +68,23 @@ def _reshape(known: KnownSet) -> Callable[[str, dict[str, Any]], dict[str, Any]]
 
 
 def asked(of: EvaluationSet, problems: Sequence[Problem]) -> list[Problem]:
-    """The problems to ask, in the set's prompt style and answer style."""
-    chosen = problems[: of.problems]
+    """The problems to ask, in the set's prompt style and answer style.
+
+    Leaves out those whose constraints cannot be checked, with a warning: earlier versions stored some.
+    """
+    chosen = [problem for problem in problems if _checkable(of, problem)][: of.problems]
     if of.answer_style is not None:
         chosen = [_styled(problem, of.answer_style) for problem in chosen]
     return [_phrased(problem, of.prompt_style) for problem in chosen]
+
+
+def _checkable(of: EvaluationSet, problem: Problem) -> bool:
+    try:
+        read_constraints(problem.metadata)
+    except InputError as error:
+        logger.warning("test set %r: problem %s is left out: %s", of.name, problem.id, error)
+        return False
+    return True
 
 
 def _styled(problem: Problem, style: AnswerStyle) -> Problem:

@@ -8,6 +8,7 @@ from typing import Any
 
 from grpo.data.records import Message
 from grpo.errors import InputError
+from tasks.paths import expanded
 from tasks.problems.files import Row, dataset_rows, file_rows
 from tasks.problems.rows import read_messages, read_text
 from tasks.problems.sources import short
@@ -21,8 +22,8 @@ _CONVERSATIONS = ("messages", "conversations")
 
 def source_rows(source: MixSource) -> Iterator[Row]:
     """The raw rows of a source with their places, streamed. Raises InputError if there are none."""
-    if source.path is not None and not source.path.expanduser().is_dir():
-        rows = file_rows(source.path.expanduser())
+    if source.path is not None and not expanded(source.path).is_dir():
+        rows = file_rows(expanded(source.path))
     else:
         rows = dataset_rows(str(source.place), source.config, source.split)
     first = next(rows, None)

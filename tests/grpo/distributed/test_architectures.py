@@ -12,13 +12,15 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.tiny_models import build, gradient_error
 from grpo.config.common import Hardware
+from grpo.config.experts import Experts
 from grpo.distributed.fsdp import shard
 from grpo.distributed.process_group import divide
 from grpo.errors import InputError
 from grpo.model.loading import load_policy
+from grpo.model.logprobs import completion_logprobs
 from tests.support import parallel_jobs as jobs
 from tests.support.float64 import Float64
-from tests.support.shard_jobs import saved_again
+from tests.support.shard_jobs import ASKED_TOKENS, adapted, saved_again
 
 pytestmark = pytest.mark.system
 
@@ -98,6 +100,31 @@ def test_a_saved_model_has_the_files_it_was_read_from(
     sums = {name: tensor.double().sum().item() for name, tensor in written.items()}
     assert all(found == pytest.approx(sums, abs=1e-9) for found in sent)
     load_policy(str(out), Hardware(device="cpu"))
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "deepseek_v3", "mixtral"])
+def test_adapters_of_experts_and_routers_are_saved(kind: str, team: jobs.Team, tmp_path: Path) -> None:
+    build(kind, tmp_path / "model")
+    alone = adapted(jobs.ALONE, str(tmp_path / "model"), str(tmp_path / "alone"))
+    found = team(adapted, str(tmp_path / "model"), str(tmp_path / "together"))
+    assert any(".experts." in name for name in alone["norms"]) and any(".gate." in name for name in alone["norms"])
+    written = load_file(tmp_path / "model/model.safetensors").keys()
+    for folder, process in (("alone", alone), ("together", found[0]), ("together", found[1])):
+        assert process["norms"] == pytest.approx(alone["norms"], rel=1e-4)
+        assert load_file(tmp_path / folder / "model.safetensors").keys() == written
+        policy = load_policy(str(tmp_path / folder), Hardware(device="cpu"))
+        with torch.no_grad():
+            saved = completion_logprobs(policy, *ASKED_TOKENS, 1.0).numpy()
+        np.testing.assert_allclose(saved, process["rows"], rtol=0, atol=2e-5)
+
+
+def test_adapters_of_frozen_routers_do_not_learn(team: jobs.Team, tmp_path: Path) -> None:
+    build("qwen3_moe", tmp_path / "model")
+    frozen = Experts(routers="frozen")
+    alone = adapted(jobs.ALONE, str(tmp_path / "model"), str(tmp_path / "alone"), frozen)
+    for process in team(adapted, str(tmp_path / "model"), str(tmp_path / "together"), frozen):
+        assert process["norms"].keys() == alone["norms"].keys()
+        assert len(process["norms"]) == 4 * 6 * 2  # layers; four of attention and two of the experts; A and B
 
 
 def test_weights_that_the_files_join_are_not_sent(tmp_path: Path) -> None:

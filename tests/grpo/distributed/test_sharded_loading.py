@@ -144,10 +144,12 @@ def test_a_weight_that_transformers_joins_wrongly_is_noticed(team: parallel_jobs
         )
 
 
-def test_routers_of_all_layers_are_frozen(team: parallel_jobs.Team, tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["shards", "adapters"])
+def test_routers_of_all_layers_are_frozen(way: str, team: parallel_jobs.Team, tmp_path: Path) -> None:
     build("qwen3_moe", tmp_path)
-    for found in team(shard_jobs.loaded, str(tmp_path), Experts(routers="frozen")):
+    for found in team(shard_jobs.loaded, str(tmp_path), Experts(routers="frozen"), way):
         assert found["frozen"] == [True] * 4
+        assert found["experts"] == [4] * 4
 
 
 def test_measuring_gathers_a_layer_at_a_time_and_as_often_in_each_process(

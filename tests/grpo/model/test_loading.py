@@ -12,12 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
-from grpo.config.common import Hardware
+from benchmarks.tiny_models import build
+from grpo.config.common import Hardware, Lora
 from grpo.config.jobs import CopyModelJob
+from grpo.distributed.fsdp import shard
+from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_policy, load_tokenizer, way_of
-from grpo.model_folder import check_model_folder
+from grpo.model_folder import check_model_folder, load_checked
 from grpo.training.copy_model import copy_model
 
 CPU = Hardware(device="cpu")
@@ -41,6 +45,7 @@ def change_config(**changes):
 
 BROKEN = {
     "no config": (remove("config.json"), "config.json is missing"),
+    "adapters": (write("adapter_config.json", "{}"), "it has adapters beside its weights .* merge_and_unload"),
     "no weights": (remove("model.safetensors"), "weights"),
     "corrupt weights": (write("model.safetensors", "not tensors"), "cannot load a language model"),
     "empty weights": (write("model.safetensors", ""), "cannot load a language model"),
@@ -62,6 +67,50 @@ def test_a_broken_folder_is_named_in_one_line(name, model_folder, tmp_path):
         load_policy(str(folder), CPU)
     assert str(folder) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_adapters_that_transformers_found_at_the_hub(model_folder):
+    class Loader:
+        @staticmethod
+        def from_pretrained(name, **_):
+            loaded = AutoModelForCausalLM.from_pretrained(model_folder, output_loading_info=True)
+            loaded[0]._hf_peft_config_loaded = True
+            return loaded
+
+    with pytest.raises(InputError, match=r"some/model: it has adapters beside its weights \(adapter_config\.json\)"):
+        load_checked(Loader, "some/model", "language model")
+
+
+def test_an_adapter_of_the_head_is_refused(folder, tmp_path):
+    """It would not be trained, and merged into embeddings that are tied to the head, it would be another model."""
+    build("llama", tmp_path / "untied")
+    tied, untied = str(folder), str(tmp_path / "untied")
+    for model, modules in ((untied, ["lm_head"]), (tied, ["lm_head", "q_proj"]), (tied, ["embed_tokens"])):
+        with pytest.raises(InputError, match=rf"lora\.target_modules: '.*{modules[0]}' of .* take it out of") as caught:
+            load_policy(model, CPU, Lora(target_modules=modules))
+        assert "\n" not in str(caught.value)
+    for target_modules in (["embed_tokens", "q_proj"], "all-linear"):
+        load_policy(untied, CPU, Lora(target_modules=target_modules))
+
+
+CONTRADICTIONS = [
+    ({"temperature": 0.6, "top_p": 0.9}, {"do_sample": True, "temperature": 0.6, "top_p": 0.9}),
+    ({"temperature": 0.6, "do_sample": False}, {"do_sample": True, "temperature": 0.6}),
+    ({"top_k": 20, "early_stopping": True}, {}),
+    ({"do_sample": True, "top_p": 0.9}, {"do_sample": True, "top_p": 0.9}),
+]
+
+
+@pytest.mark.parametrize(("own", "saved"), CONTRADICTIONS)
+def test_generation_settings_that_transformers_does_not_write(own, saved, folder, tmp_path):
+    path = folder / "generation_config.json"
+    ends = {name: number for name, number in json.loads(path.read_text()).items() if name[:4] in ("bos_", "eos_")}
+    path.write_text(json.dumps(ends | own))
+    copy_model(CopyModelJob.model_validate({"model": str(folder), "hardware": CPU, **places(tmp_path)}))
+    shard(load_policy(str(folder), CPU), Parallel.alone(torch.device("cpu"))).save(tmp_path / "saved")
+    for out in (tmp_path / "out", tmp_path / "saved"):
+        found = json.loads((out / "generation_config.json").read_text())
+        assert {name: value for name, value in found.items() if name != "transformers_version"} == ends | saved
 
 
 def test_a_missing_folder():

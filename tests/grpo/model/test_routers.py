@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.expert_replay import sizes
 from benchmarks.tiny_models import COMPLETIONS, PROMPT_ROWS, PROMPTS, build
-from grpo.config.common import Hardware, Sampling
+from grpo.config.common import Hardware, Lora, Sampling
 from grpo.config.experts import Experts
 from grpo.errors import InputError
 from grpo.generation.sampler import sample
@@ -28,6 +28,14 @@ def load(kind: str, folder: Path, changes: dict[str, Any] | None = None, **hardw
 @pytest.mark.parametrize(("kind", "layers"), [("qwen3_moe", 4), ("deepseek_v3", 3), ("mixtral", 4), ("llama", 0)])
 def test_routers_are_found_by_what_they_return(kind: str, layers: int, tmp_path: Path) -> None:
     assert len(routers_of(load(kind, tmp_path))) == layers
+
+
+def test_a_router_counts_once_with_its_adapter(tmp_path: Path) -> None:
+    build("qwen3_moe", tmp_path)
+    policy = load_policy(str(tmp_path), Hardware(device="cpu"), Lora(rank=2))
+    routers = prepare_routers(policy, "model", Experts(routers="frozen", replay=True))
+    assert len(routers) == 4
+    assert [name for name, p in policy.named_parameters() if ".gate." in name and p.requires_grad] == []
 
 
 def test_a_model_without_routers_is_refused(tmp_path: Path) -> None:

@@ -171,6 +171,13 @@ def test_an_item_over_its_time_is_killed_and_the_next_one_runs(function: Any) ->
         assert outcome(next_) == 3
 
 
+def test_an_item_may_have_more_time_than_the_others_and_not_less() -> None:
+    with Pool(1, 0.5, None) as pool:
+        assert outcome(pool.submit_within(60.0, time.sleep, 1.0)) is None
+        assert outcome(pool.submit_within(0.1, time.sleep, 0.2)) is None
+        assert outcome(pool.submit_within(1.0, hang)) == Failure("timeout", "no result within 1 s", False)
+
+
 def compute(seconds: float) -> bool:
     """Takes so many seconds of a processor."""
     while time.process_time() < seconds:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,79 @@ def test_what_a_family_without_gold_answers_cannot_read_is_wrong(family: str) ->
             assert verify(asked, answer) == 0.0
 
 
+def example(family: str, metadata: dict[str, Any]) -> str:
+    """A right answer: reasoning-gym's own example, or for two families one that is found here."""
+    match family:
+        case "graph_color":
+            return json.dumps(metadata["possible_answer"])
+        case "rubiks_cube":
+            return str(metadata["example_correct_answer"])
+        case "boxnet":
+            return json.dumps([step for colour in ("red", "blue", "green") for step in carried(metadata, colour)])
+    return driven_out(metadata["board_config"])
+
+
+def carried(metadata: dict[str, Any], colour: str) -> list[dict[str, str]]:
+    """The steps that bring a box to its target, square by square."""
+    squares = {
+        item: [float(number) for number in square.split("_")]
+        for square, items in metadata["initial_state"].items()
+        for item in items
+    }
+    at, goal = squares[f"box_{colour}"], squares[f"target_{colour}"]
+    steps = []
+    while at != goal:
+        axis = 0 if at[0] != goal[0] else 1
+        further = list(at)
+        further[axis] += 1 if goal[axis] > at[axis] else -1
+        steps.append({f"Agent{at}": f"move(box_{colour}, square{further})"})
+        at = further
+    return [*steps, {f"Agent{at}": f"move(box_{colour}, target_{colour})"}]
+
+
+def driven_out(description: str) -> str:
+    """The shortest list of moves that solves a rush hour board."""
+    from reasoning_gym.games.rush_hour import Board
+
+    names = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: len({name for name in description if name.isupper()})]
+    boards, seen = [(Board(description), "")], {description}
+    for board, moves in boards:
+        if board.solved:
+            return moves.strip()
+        for name in names:
+            for step in (1, -1):
+                moved = copy.deepcopy(board)
+                moved.move(name, step)
+                if str(moved) not in seen:
+                    seen.add(str(moved))
+                    boards.append((moved, f"{moves} {name}{step:+d}"))
+    raise AssertionError("no solution")
+
+
+@pytest.mark.parametrize("family", [family for family in NO_GOLD if family != "propositional_logic"])
+def test_a_right_answer_of_a_family_without_gold_answers_earns_full_reward(family: str) -> None:
+    import reasoning_gym
+
+    easy = {"min_moves": 1, "max_moves": 5} if family == "rush_hour" else {}
+    for entry in reasoning_gym.create_dataset(family, size=3, seed=21, **easy):
+        packed = json.loads(json.dumps({"family": family, "entry": pack_entry(entry), "parameters": easy}))
+        asked = problem("reasoning_gym", "", packed)
+        assert verify(asked, example(family, entry["metadata"])) == 1.0, entry["metadata"]
+
+
+def test_a_conclusion_is_right_and_a_copied_premise_is_none() -> None:
+    import reasoning_gym
+
+    examples = []
+    for entry in reasoning_gym.create_dataset("propositional_logic", size=20, seed=3):
+        premises = entry["metadata"]["premises"]
+        asked = problem("reasoning_gym", "", {"family": "propositional_logic", "entry": pack_entry(entry)})
+        copies = [form.format(premise) for premise in premises for form in ("{}", "({})", "{0} ∧ {0}", "¬¬({})")]
+        assert not any(verify(asked, copied) for copied in [*copies, " ∧ ".join(premises)])
+        examples.append(verify(asked, entry["metadata"]["example_answer"]))
+    assert sum(examples) >= 10  # the other examples are premises, too
+
+
 def test_scorer_uses_the_generators_parameters() -> None:
     # Two decimals asked for: 0.123 and 0.12 are the same answer. Six, the default: they are not.
     import reasoning_gym
@@ -70,6 +145,7 @@ def test_scorer_uses_the_generators_parameters() -> None:
         ("game_of_life_halting", ["yes", "?", "TrueFalse"]),  # reasoning-gym's scorer takes any text
         ("complex_arithmetic", ["nan", "nan + nani", "nani"]),
         ("coin_flip", ["0", "0.", "1/7"]),
+        ("number_sorting", ["{nan}", "{above}"]),
         ("gsm_symbolic", ["not {gold}", "-{gold}", "{gold}, 98", "98 or {gold}"]),
         ("puzzle24", ["1*2*3*4", "9 + 9 + 9 - 3", "6 + 6 + 6 + 6"]),
     ],
@@ -81,7 +157,9 @@ def test_answers_that_reasoning_gym_takes_and_that_are_wrong(family: str, wrong:
         packed = json.loads(json.dumps({"family": family, "entry": pack_entry(entry)}))
         asked = problem("reasoning_gym", entry["answer"], packed)
         assert verify(asked, entry["answer"]) == 1.0
-        for text in (form.format(gold=entry["answer"]) for form in wrong):
+        numbers = re.findall(r"'(.*?)'", entry["answer"])  # of number_sorting
+        forms = {"nan": f"[{', '.join(['NaN'] * len(numbers))}]", "above": [str(float(n) + 0.5) for n in numbers]}
+        for text in (form.format(gold=entry["answer"], **forms) for form in wrong):
             assert verify(asked, text) == 0.0, (entry["answer"], text)
 
 
@@ -97,6 +175,20 @@ def test_the_gold_answer_among_others_is_wrong(family: str) -> None:
     for text in ("{} or zebra 7", "zebra 7 or {}", "{}, 7 8", "7 8\n{}", "not {}"):
         assert verify(asked, text.format(gold)) == 0.0, text
     assert verify(asked, gold) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("gold", "right", "wrong"),
+    [
+        ("3.0517578125e-05", ["1/32768", "3.05e-05"], ["0", "0.0001", "3.1e-05"]),
+        ("0.234375", ["15/64", "0.2344"], ["0", "0.2346"]),
+        ("0", ["0"], ["0.00001"]),
+    ],
+)
+def test_a_probability_may_be_rounded_to_three_digits(gold: str, right: list[str], wrong: list[str]) -> None:
+    asked = problem("reasoning_gym", gold, {"family": "coin_flip", "entry": {"answer": gold}})
+    assert [verify(asked, answer) for answer in right] == [1.0] * len(right)
+    assert [verify(asked, answer) for answer in wrong] == [0.0] * len(wrong)
 
 
 def test_part_marks_are_no_verdict() -> None:
@@ -138,6 +230,21 @@ def test_unknown_family_and_missing_metadata() -> None:
         verify(problem("reasoning_gym", "1", {"family": "chain_sums", "entry": {}}), "1")
     with pytest.raises(InputError, match="needs metadata\\['family'\\]"):
         verify(problem("reasoning_gym", "1"), "1")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"family": ["x"], "entry": {}}, r"problem p1: .*metadata\['family'\], text, not \['x'\]"),
+        ({"family": "chain_sum", "entry": 5}, r"metadata\['entry'\], an object, not 5"),
+        ({"family": "chain_sum", "entry": {}, "parameters": [1]}, r"metadata\['parameters'\], an object, not \[1\]"),
+        ({"family": "chain_sum", "entry": {}, "parameters": {"x": 1}}, "chain_sum does not accept .*'x'"),
+        ({"family": "chain_sum", "entry": {}, "parameters": {"max_terms": 0}}, "max_terms must be >= min_terms"),
+    ],
+)
+def test_malformed_metadata_is_said(metadata: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        verify(problem("reasoning_gym", "1", metadata), "1")
 
 
 def test_pack_entry_round_trip() -> None:

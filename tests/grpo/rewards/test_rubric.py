@@ -16,6 +16,8 @@ def test_criteria_are_texts_or_have_weights() -> None:
     assert read_rubric({}) == read_rubric({"rubric": None}) == []
     given = ["a ", {"criterion": "b"}, {"criterion": "c", "weight": -0.5}]
     assert read_rubric({"rubric": given}) == [("a", 1.0), ("b", 1.0), ("c", -0.5)]
+    filled = [{"criterion": "a", "weight": None, "tags": None}, {"criterion": "b", "weight": 2.0}]  # by parquet
+    assert read_rubric({"rubric": filled}) == [("a", 1.0), ("b", 2.0)]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import pytest
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.processes.pool import AnswerFailure
-from grpo.rewards.verifiers import VERIFIERS, agree, verify
+from grpo.rewards.verifiers import VERIFIERS, agree, may_take_long, verify, verify_gold
 
 
-def problem(verifier: str, answer: str, metadata: dict[str, Any] | None = None) -> Problem:
-    messages = [{"role": "user", "content": "question"}]
+def problem(verifier: str, answer: str, metadata: dict[str, Any] | None = None, question: str = "question") -> Problem:
+    messages = [{"role": "user", "content": question}]
     return Problem("p1", messages, answer, verifier, "reasoning", "en", "test", metadata or {})
 
 
@@ -61,6 +61,18 @@ RIGHT = [
     ("choice", "B", "\\boxed{\\text{(B)}}"),
     ("choice", "B", "**B**"),
     ("choice", "B", "The answer is B"),
+    ("choice", "B", "\\boxed{\\textbf{(B) }42}"),
+    ("number", "42", "\\textbf{42}"),
+    ("number", "42", "x_1 = x_2 = 42"),
+    ("math", "42", "42\\;\\text{cm}"),
+    ("math", "\\frac{1}{3}", "0.333333"),
+    ("math", "0.166667", "\\frac{1}{6}"),
+    ("math", "0.066667", "\\frac{1}{15}"),
+    ("math", "\\sqrt{2}", "1.41421356"),
+    ("math", "\\sqrt{2}", "1.414214"),
+    ("math", "0", "\\sqrt{2}\\sqrt{3}-\\sqrt{6}"),
+    ("math", "\\infty", "\\infty + 1"),
+    ("math", "10^{-20}", "0.1^{20}"),
 ]
 
 WRONG = [
@@ -91,6 +103,14 @@ WRONG = [
     ("number", "1", "1e999999999"),
     ("number", "1", "1" * 100_000),
     ("number", "five", "five"),
+    ("number", "42", "x = 41 or x = 42"),
+    ("number", "42", "x = 43y = 42"),
+    ("number", "42", "x = \\quad43y = 42"),
+    ("math", "1.6 \\times 10^{-19}", "10^{-100}"),
+    ("math", "10^{-20}", "10^{-30}"),
+    ("math", "(10^{-20}, 1)", "(10^{-30}, 1)"),
+    ("math", "0", "10^{-200}"),
+    ("math", "2\\,(x+1)", "2(x+1), 3"),
     ("math", "3", "3\\pi"),
     ("math", "7", "7 or 8"),
     ("math", "(1,2)", "(2,1)"),
@@ -111,6 +131,135 @@ def test_right(verifier: str, gold: str, answer: str) -> None:
 @pytest.mark.parametrize(("verifier", "gold", "answer"), WRONG)
 def test_wrong(verifier: str, gold: str, answer: str) -> None:
     assert verify(problem(verifier, gold), answer) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("question", "gold", "copied", "right"),
+    [
+        ("What is $37 \\cdot 43$?", "1591", "x = 37\\times 43", "37 \\cdot 43 = 1591"),
+        ("Simplify \\[\\sqrt{72}.\\]", "6\\sqrt{2}", "\\sqrt{72}", "6 \\sqrt 2"),
+        ("What is 5!?", "120", "5!", "120"),
+        ("Find \\(\\frac{d}{dx} x^3\\).", "3x^2", "\\frac{d}{dx} x^3", "3x^2"),
+        ("Solve $x^2 = 4$ for $x > 0$.", "x = 2", "x^2 = 4", "2"),
+        ("What is $\\frac{84}{2}$?", "42", "\\frac{84}{2}", "\\frac{84}{2} = 42"),
+        ("Is $\\frac{1}{2}$ or $0.4$ larger?", "0.5", "0.4", "\\frac{1}{2}"),
+        ("Which angle is larger, $90^\\circ$ or $45^\\circ$?", "90", "45^\\circ", "90^\\circ"),
+        ("Which is the irrational one, $\\sqrt{2}$ or $\\sqrt{4}$?", "$\\sqrt{2}$", "\\sqrt{4}", "\\sqrt 2"),
+        ("Which line is steeper, $y = 2x + 1$ or $y = 3x + 1$?", "y = 3x+1", "2x + 1", "3x + 1"),
+        ("Which point is on it, $(1, -2)$ or $(2, 1)$?", "x=1,y=-2", "(2, 1)", "x = 1, y = -2"),
+    ],
+)
+def test_a_calculation_of_the_question_is_no_answer_to_it(question: str, gold: str, copied: str, right: str) -> None:
+    assert verify(problem("math", gold, question=question), copied) == 0.0
+    assert verify(problem("math", gold, question=question), right) == 1.0
+    assert verify(problem("math", gold, question=question), gold) == 1.0
+
+
+def test_a_division_of_the_question_is_no_number() -> None:
+    asked = problem("number", "42", question="What is 84/2?")
+    assert verify(asked, "84/2") == 0.0 and verify(asked, "84/2 = 42") == verify(asked, "126/3") == 1.0
+    assert verify(problem("number", "3.5", question="What is 7/2 as a decimal number?"), "7/2") == 1.0
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Find the increase as a percent.",
+        "What is the probability that a student who plays football plays tennis for 1.5 hours, too, as a percent?",
+        "In percent, what is the error?",
+        "how much is the discount, in percent?",
+        "What is the corresponding percent decrease?",
+        "What was the overall percent change?",
+        "What is the approximate percentage of boys?",
+        "Give it to the nearest tenth of a percent.",
+        "Convert 1/4 to a percent.",
+    ],
+)
+def test_a_question_for_percent(question: str) -> None:
+    for rule in ("math", "number"):
+        assert verify(problem(rule, "25", question=question), "25\\%") == 1.0
+        assert verify(problem(rule, "25", question=question), "0.25\\%") == 0.0
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "What is 20 percent of 125?",
+        "What is twenty percent of 125?",
+        "What is n percent of 50?",
+        "Find fifty percent of 50.",
+        "The discount is stated in percent. It is 20. What does it cost?",
+        "Its price rises by 25 percent from 20. What is it now?",
+    ],
+)
+def test_a_number_in_percent_is_no_question_for_it(question: str) -> None:
+    for rule in ("math", "number"):
+        assert verify(problem(rule, "25", question=question), "25%") == 0.0
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        *("42", "Evelyn", "no such set exists", "(-\\infty, 3]", "]0,1[", "\\{\\}", "∞", "\\text{no solution}", "5!"),
+        *(
+            "2^{2^{3}}",
+            "\\binom{10}{3}",
+            "\\sum_{k=1}^{10} k",
+            "\\begin{cases}x=1\\\\y=2\\end{cases}",
+            "Yes!",
+            "2^{1000}",
+        ),
+        *(
+            "90^\\circ",
+            "10/0.5",
+            "a) five apples",
+            "\\begin{pmatrix}1\\\\2\\end{pmatrix}",
+            "1,000",
+            "\\$5",
+            "x \\in [0, 2\\pi)",
+        ),
+    ],
+)
+def test_gold_answers_of_math_that_can_be_used(gold: str) -> None:
+    assert verify_gold(problem("math", gold)) == 1.0
+
+
+@pytest.mark.parametrize(
+    "gold",
+    [
+        "\\frac{1}{",
+        "???",
+        "\\boxed{}",
+        "$$",
+        "1/0",
+        "\\frac{1}{0}",
+        "\\frac10",
+        "x+",
+        "\\sqrt{",
+        "((1)",
+        "}{",
+        "\\frac{}{2}",
+    ],
+)
+def test_gold_answers_of_math_that_cannot_be_used(gold: str) -> None:
+    assert may_take_long(problem("math", gold)) and verify_gold(problem("math", gold)) == 0.0
+    assert not may_take_long(problem("exact", gold))
+
+
+def test_few_gold_answers_of_math_need_a_process() -> None:
+    plain = [
+        "42",
+        "-1,000.5",
+        "\\frac{3\\sqrt{2}}{2}",
+        "x^{12}+3",
+        "(1,2)",
+        "[0,1)",
+        "\\text{odd}",
+        "25\\%",
+        "y=2x+1",
+        "7!",
+    ]
+    assert not any(may_take_long(problem("math", gold)) for gold in plain)
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)

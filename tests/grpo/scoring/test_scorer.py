@@ -35,6 +35,18 @@ def test_a_completion_that_fails_twice_is_one_broken_completion():
     assert (scored.failures.completions, scored.failures.broken) == (2, 2)
 
 
+def test_a_benchmarks_programs_have_more_time_than_other_answers():
+    metadata = {"tests": [{"stdin": "", "stdout": "1"}], "code_grading": {"test_s": 6.0}}
+    problem = Problem("slow", [], "", "code", "reasoning", "en", "test", metadata)
+    scorer = Scorer({"accuracy": {}}, Scoring(workers=1, time_limit_s=0.5))
+    try:
+        program = "import time\ntime.sleep(1)\nprint(1)"
+        scored = scorer.start(problem, responses(f"<think>wait</think><answer>{program}</answer>")).finish()
+    finally:
+        scorer.close()
+    assert scored.breakdowns == [{"accuracy": 1.0}] and not scored.failures.kinds
+
+
 def test_general_prompts_have_no_steps():
     scorer = Scorer({"format": {}}, Scoring(workers=1), step_reward="reduction")  # "reduction" needs a numeric answer
     try:

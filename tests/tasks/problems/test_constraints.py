@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -54,10 +55,44 @@ def test_language() -> None:
     assert keeps(german, kind="language", language="de") and not keeps(german, kind="language", language="en")
 
 
+@pytest.mark.parametrize("language", ["kn", "mr", "ne", "pa", "gu", "sw", "ml"])
+def test_a_language_that_cannot_be_recognized_is_no_constraint(language: str) -> None:
+    with pytest.raises(InputError, match=f"language '{language}': no word frequencies for it; known are ar, "):
+        read_constraints({"constraints": [{"kind": "language", "language": language}]})
+
+
 def test_json_is_all_of_the_response() -> None:
     assert keeps('{"a": 1}', kind="json") and keeps('```json\n{"a": 1}\n```', kind="json")
     assert not keeps('here: {"a": 1}', kind="json") and not keeps("{a: 1}", kind="json")
     assert keeps('{"a": 1, "b": 2}', kind="json", keys=["a"]) and not keeps('["a"]', kind="json", keys=["a"])
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("* a\n- b\n1. c\n2) d\n• e", 2),
+        ("-a\n*b\n  - c\n\n\n\t* d", 4),
+        ("**Title**\n* a\n** b", 1),
+        ("x\n---\na - b\na * b", 1),
+        ("*\n* swallowed by the line before\n* c", 2),
+    ],
+)
+def test_ifevals_bullets_are_lines_with_a_star_or_a_dash(text: str, count: int) -> None:
+    assert keeps(text, kind="bullets", markdown=True, min=count, max=count)
+    stars = re.findall(r"^\s*\*[^\*].*$", text, flags=re.MULTILINE)  # as its paper's program counts
+    assert len(stars) + len(re.findall(r"^\s*-.*$", text, flags=re.MULTILINE)) == count
+
+
+def test_ifevals_words_keywords_ends_and_json() -> None:
+    assert keeps("don't stop-it, x_1", kind="words", runs=True, min=5, max=5)
+    assert not keeps("don't stop-it, x_1", kind="words", min=5)
+    assert keeps("The Cats sat", kind="includes", words=["cat", "sat"], whole=False)
+    assert not keeps("the cats", kind="includes", words=["cat", "dog"], whole=False)
+    assert keeps('"All is well. Goodbye."\n', kind="ends_with", text="goodbye.", quoted=True)
+    assert not keeps('"All is well. Goodbye."', kind="ends_with", text="goodbye.")
+    for text in ("```JSON\n[1]\n```", "```json [1]```", "```\n[1]", "[1]\n```"):
+        assert keeps(text, kind="json", any_fence=True) and not keeps(text, kind="json")
+    assert not keeps("Here:\n```json\n[1]\n```", kind="json", any_fence=True)
 
 
 def test_an_empty_response_keeps_nothing() -> None:

@@ -57,6 +57,7 @@ def test_each_prompt_gets_its_group_and_ends_are_marked(case):
         assert seen["sizes"] == [4]
         assert max(seen["lengths"]) <= 48
         assert seen["finished"] == seen["ends"]
+        assert seen["several_ends"] and seen["several_finished"]
         assert all(
             length == 48 for length, finished in zip(seen["lengths"], seen["finished"], strict=True) if not finished
         )

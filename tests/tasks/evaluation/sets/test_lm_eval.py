@@ -89,6 +89,39 @@ def test_the_last_marked_answer_is_taken(tmp_path: Path, style: str, text: str, 
     assert last(extract["regex_pattern"], text) == answer
 
 
+def compared(task: dict[str, Any], text: str) -> str:
+    """What the harness compares of an answer or a reference."""
+    for pattern in task["metric_list"][0]["regexes_to_ignore"]:
+        text = re.sub(pattern, "", text)
+    return text.lower()
+
+
+@pytest.mark.parametrize("style", ["auto", "boxed", "tags"])
+def test_zeros_that_begin_a_number_do_not_count(tmp_path: Path, style: str) -> None:
+    rows = [{"problem": f"Number {n}?", "answer": answer} for n, answer in enumerate(["033", "25", "0", "0.5", "-07"])]
+    (tmp_path / "aime.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    arguments = ["eval", str(tmp_path / "model"), "--sets", f"aime2024={tmp_path / 'aime.jsonl'}"]
+    assert main([*arguments, "--answer-style", style, "--export-lm-eval", str(tmp_path / "tasks")]) == 0
+    task = yaml.safe_load((tmp_path / "tasks" / "r1_aime2024.yaml").read_text())
+    written = (tmp_path / "tasks" / "aime2024.jsonl").read_text().splitlines()
+    references = [json.loads(line)["answer"] for line in written]
+    assert references == ["33", "25", "0", "0.5", "-7"]
+    pattern = task["filter_list"][0]["filter"][0]["regex_pattern"]
+    mark = "<answer>{}</answer>" if style == "tags" else r"\boxed{{{}}}"
+    answers = {"33": "33", "033": "33", "$033$": "33", "025": "25", "0": "0", "000": "0", "00.5": "0.5", "-07": "-7"}
+    assert {text: compared(task, last(pattern, mark.format(text)) or "") for text in answers} == answers
+    assert last(pattern, mark.format("033")) == "33"  # before the votes
+    assert last(pattern, mark.format("01/02")) == "01/02"
+    assert compared(task, "1.05") == "1.05" and compared(task, "x05") == "x05"
+
+
+def test_text_keeps_its_zeros(tmp_path: Path) -> None:
+    assert export(tmp_path, "gpqa_diamond") == 0
+    task = yaml.safe_load((tmp_path / "tasks" / "r1_gpqa_diamond.yaml").read_text())
+    assert compared(task, "007") == "007"
+    assert last(task["filter_list"][0]["filter"][0]["regex_pattern"], r"\boxed{007}") == "007"
+
+
 @pytest.mark.parametrize(("name", "verifier"), [("ifeval", "none"), ("livecodebench", "code")])
 def test_what_no_comparison_of_texts_can_check_is_refused(
     tmp_path: Path, name: str, verifier: str, capsys: pytest.CaptureFixture[str]

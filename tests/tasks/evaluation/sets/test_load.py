@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import pickle
 import zlib
@@ -17,6 +18,7 @@ from grpo.errors import InputError
 from grpo.rewards.verifiers import verify
 from tasks.evaluation.sets.load import asked, load_set
 from tasks.evaluation.sets.settings import EvaluationSet, SetData
+from tasks.problems.constraints import read_constraints, share_satisfied
 from tests.support.test_set_files import GPQA, write_set
 
 
@@ -59,7 +61,8 @@ def test_gpqas_choices_are_shuffled_in_the_same_way_in_every_run(tmp_path: Path)
 def test_code_runs_public_and_private_tests(tmp_path: Path) -> None:
     doubled, full = read(tmp_path, "livecodebench")
     assert doubled.metadata["tests"] == [{"stdin": "3\n", "stdout": "6\n"}, {"stdin": "5\n", "stdout": "10\n"}]
-    assert full.metadata["tests"] == [{"assert": "assert Solution().full([1, 2], 'x') == True"}]
+    (test,) = full.metadata["tests"]
+    assert """Solution().full(*__import__("json").loads('[[1, 2], "x"]'))""" in test["assert"]
     assert "class Solution:" in full.text and "standard input" in doubled.text
     assert verify(doubled, "print(2 * int(input()))") == 1.0
     assert verify(doubled, "print(6)") == 0.0  # passes the public test alone
@@ -82,11 +85,55 @@ def test_ifevals_instructions_are_our_constraints(tmp_path: Path) -> None:
     (problem,) = result.problems
     assert (problem.domain, problem.verifier) == ("general", "none")
     assert problem.metadata["constraints"] == [
-        {"kind": "words", "min": 3},
+        {"kind": "words", "runs": True, "min": 3},
         {"kind": "excludes", "words": ["cat"]},
-        {"kind": "ends_with", "text": "Done."},
+        {"kind": "ends_with", "text": "Done.", "quoted": True},
     ]
     assert len(result.bad_records) == 1 and "'combination:two_responses' cannot be checked" in result.bad_records[0]
+
+
+IFEVALS = [
+    ("keywords:existence", {"keywords": ["river"]}, "Rivers flow", "The sea"),
+    ("length_constraints:number_words", {"num_words": 3, "relation": "less than"}, "well-known", "It's well-known"),
+    ("detectable_format:number_bullet_lists", {"num_bullets": 1}, "1. a\n2. b\n* c", "- a\n* b"),
+    ("detectable_format:json_format", {}, "```JSON\n{}```", "It is {}"),
+    ("startend:end_checker", {"end_phrase": "The end. "}, '"This is the end."', '"The end." I hope'),
+    ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, "concatenate", "A CAT"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "kept", "broken"), IFEVALS)
+def test_a_response_is_checked_as_by_ifevals_own_program(
+    tmp_path: Path, name: str, options: dict[str, Any], kept: str, broken: str
+) -> None:
+    row = {"prompt": "q", "instruction_id_list": [name], "kwargs": [options]}
+    (problem,) = from_rows(tmp_path, "ifeval", row)
+    constraints = read_constraints(problem.metadata)
+    assert [share_satisfied(constraints, text) for text in (kept, broken)] == [1.0, 0.0]
+
+
+def languages(folder: Path, *codes: str) -> SetData:
+    rows = [
+        {"prompt": f"In {c}?", "instruction_id_list": ["language:response_language"], "kwargs": [{"language": c}]}
+        for c in codes
+    ]
+    path = folder / "languages.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return SetData(name="ifeval", path=str(path))
+
+
+def test_a_prompt_in_a_language_that_cannot_be_recognized_is_left_out_and_counted(tmp_path: Path) -> None:
+    result = load_set(languages(tmp_path, "kn", "de", "sw"), 0)
+    assert [problem.text for problem in result.problems] == ["In de?"] and result.counts["bad_records"] == 2
+    assert "languages.jsonl, line 1: " in result.bad_records[0] and "language 'kn'" in result.bad_records[0]
+
+
+def test_such_a_prompt_of_an_earlier_version_is_not_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    german, hindi = load_set(languages(tmp_path, "de", "hi"), 0).problems
+    kannada = dataclasses.replace(german, metadata={"constraints": [{"kind": "language", "language": "kn"}]})
+    chosen = asked(EvaluationSet(name="ifeval", problems=2), [kannada, german, hindi])
+    assert [problem.text for problem in chosen] == ["In de?", "In hi?"]
+    assert "test set 'ifeval'" in caplog.text and "language 'kn'" in caplog.text
 
 
 def test_another_set_of_a_known_shape_and_one_with_its_own_columns(tmp_path: Path) -> None:
