@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,11 +71,16 @@ def completion_texts(tokenizer: Any, completions: Sequence[Completion]) -> list[
 def decode(tokenizer: Any, rows: Iterable[Sequence[int]]) -> list[str]:
     """The texts of rows of tokens, without special tokens. Tags stay even if they are special tokens of the tokenizer,
     because rewards read them."""
+    return decoder_of(tokenizer)(rows)
+
+
+def decoder_of(tokenizer: Any) -> Callable[[Iterable[Sequence[int]]], list[str]]:
+    """`decode` for a tokenizer, for many calls."""
     if not (tags := _special_tags(tokenizer)):
-        return [*tokenizer.batch_decode([[*row] for row in rows], skip_special_tokens=True)]
+        return lambda rows: [*tokenizer.batch_decode([[*row] for row in rows], skip_special_tokens=True)]
     special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
     dropped = special.union(tokenizer.all_special_ids) - tags
-    return [*tokenizer.batch_decode([[token for token in row if token not in dropped] for row in rows])]
+    return lambda rows: [*tokenizer.batch_decode([[token for token in row if token not in dropped] for row in rows])]
 
 
 def _special_tags(tokenizer: Any) -> set[int]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from grpo.data.completions import decode
+from grpo.data.completions import decoder_of
 
 BLOCK = 32
 """Number of tokens that are searched together."""
@@ -24,9 +24,9 @@ def step_tokens(tokenizer: Any, tokens: Sequence[int], ends: Sequence[int]) -> l
     Decodes each token a bounded number of times, regardless of the number of steps.
     """
     found: list[int] = []
-    before = 0
+    before, decode = 0, decoder_of(tokenizer)
     for start in range(0, len(tokens), BLOCK):
-        block = _Block(tokenizer, tokens, start, before)
+        block = _Block(decode, tokens, start, before)
         while len(found) < len(ends) and ends[len(found)] <= block.complete(block.stop - 1):
             found.append(block.reaching(ends[len(found)]))
         before = block.characters(block.stop)
@@ -36,8 +36,8 @@ def step_tokens(tokenizer: Any, tokens: Sequence[int], ends: Sequence[int]) -> l
 class _Block:
     """Tokens from `start` up to `stop`, preceded by `before` characters."""
 
-    def __init__(self, tokenizer: Any, tokens: Sequence[int], start: int, before: int):
-        self.tokenizer, self.tokens = tokenizer, tokens
+    def __init__(self, decode: Callable[..., list[str]], tokens: Sequence[int], start: int, before: int):
+        self.decode, self.tokens = decode, tokens
         self.start, self.stop = start, min(start + BLOCK, len(tokens))
         self._context, self._texts = max(0, start - CONTEXT), dict[int, str]()
         self._offset = before - len(self._text(start))
@@ -56,5 +56,5 @@ class _Block:
 
     def _text(self, until: int) -> str:
         if until not in self._texts:
-            (self._texts[until],) = decode(self.tokenizer, [self.tokens[self._context : until]])
+            (self._texts[until],) = self.decode([self.tokens[self._context : until]])
         return self._texts[until]

@@ -16,9 +16,12 @@ class Counting:
     def __init__(self, tokenizer: Any):
         self.tokenizer, self.decoded = tokenizer, 0
 
-    def decode(self, tokens: list[int], **options: Any) -> str:
-        self.decoded += len(tokens)
-        return self.tokenizer.decode(tokens, **options)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def batch_decode(self, rows: list[list[int]], **options: Any) -> list[str]:
+        self.decoded += sum(map(len, rows))
+        return self.tokenizer.batch_decode(rows, **options)
 
 
 def by_every_beginning(tokenizer: Any, tokens: list[int], end: int) -> int:
