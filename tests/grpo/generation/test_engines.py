@@ -83,6 +83,7 @@ def test_part_of_the_weights_is_no_update(rl_fields, tmp_path):
         engine.update(tensors, 6)
         assert engine.version() == 6
     finally:
+        trainer.collect.close()
         trainer.scorer.close()
 
 
