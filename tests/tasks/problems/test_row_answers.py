@@ -10,28 +10,14 @@ from typing import Any
 import pytest
 import reasoning_gym
 
-from grpo.errors import InputError
 from grpo.rewards.reasoning_gym import pack_entry
 from grpo.validate import validate
-from tasks.problems.load import LoadResult, load
-from tasks.problems.sources import FileSource
+from tests.support.problem_files import failure, from_file
 
 
 def write(path: Path, *rows: dict[str, Any]) -> Path:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
-
-
-def from_file(path: Path, **settings: Any) -> LoadResult:
-    return load(FileSource(path=path, **settings), seed=0)
-
-
-def failure(path: Path, **settings: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        from_file(path, **settings)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 @pytest.fixture

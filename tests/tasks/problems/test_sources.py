@@ -17,25 +17,14 @@ from grpo.data.records import Problem
 from grpo.data.template import form_of
 from grpo.errors import InputError
 from grpo.rewards.verifiers import verify
-from tasks.problems.load import LoadResult, drop_duplicates, load, split
+from tasks.problems.load import drop_duplicates, load, split
 from tasks.problems.sources import FileSource, HubSource, ProblemSource, ReasoningGymSource
+from tests.support.problem_files import failure, from_file
 
 
 def write(path: Path, *lines: str | bytes) -> Path:
     path.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
     return path
-
-
-def from_file(path: Path, **settings: Any) -> LoadResult:
-    return load(FileSource(path=path, **settings), seed=0)
-
-
-def failure(path: Path, **settings: Any) -> str:
-    with pytest.raises(InputError) as caught:
-        from_file(path, **settings)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
 
 
 # --- reasoning-gym
