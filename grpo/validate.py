@@ -23,8 +23,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from grpo.data.records import Problem, read_problems
 from grpo.errors import InputError
 from grpo.processes.pool import Failure, Pool
+from grpo.rewards import verifiers
 from grpo.rewards.judged import JUDGED
-from grpo.rewards.verifiers import verify_gold
 
 IN_FLIGHT = 1000
 """Maximum number of problems in flight; bounds memory only."""
@@ -56,7 +56,8 @@ def validate(
 ) -> list[FailedAnswer]:
     """Scores each gold answer in a killable process. Returns the failures, in problem order.
 
-    Skips problems that are not `checkable`. `workers`: None for one per core. Calls `done` after each checked problem.
+    Skips problems that are not `checkable`. `workers`: None for one per core. Programs may take as long as their tests
+    allow, if that is more than `time_limit_s`. Calls `done` after each checked problem.
     """
     findings: list[FailedAnswer] = []
     waiting: deque[tuple[Problem, Future[Any]]] = deque()
@@ -66,7 +67,8 @@ def validate(
     with Pool(workers or min(count, os.cpu_count() or 1), time_limit_s, memory_bytes) as pool:
         while True:
             for problem in itertools.islice(left, IN_FLIGHT - len(waiting)):
-                waiting.append((problem, pool.submit(verify_gold, problem)))
+                limit_s = verifiers.time_limit_s(problem)
+                waiting.append((problem, pool.submit_within(limit_s, verifiers.verify_gold, problem)))
             if not waiting:
                 return findings
             problem, future = waiting.popleft()

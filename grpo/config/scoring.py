@@ -21,7 +21,7 @@ class Scoring(Settings):
         10.0,
         gt=0,
         description="Seconds for one reward of one completion before it is killed. Up to 2 minutes of waiting for a "
-        "CPU do not count.",
+        "CPU do not count. Programs have as long as their tests allow, if that is more.",
     )
     memory_gb: float = Field(4.0, gt=0, description="Address space per process, GB.")
     environment: list[str] = Field(

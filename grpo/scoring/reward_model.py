@@ -33,8 +33,9 @@ def conversation_tokens(tokenizer: Any, messages: list[Message], response: str) 
     """
     turns = [*messages, {"role": "assistant", "content": response}]
     # Without white space, because many templates trim texts. Counted, because the prompt may quote the response.
-    before, written = (_inked(tokenizer.apply_chat_template(part, tokenize=False)) for part in (messages, turns))
-    if written.count(_inked(response)) > before.count(_inked(response)):
+    texts = (tokenizer.apply_chat_template(part, tokenize=False) for part in (messages, turns))
+    before, written = map(_without_spaces, texts)
+    if written.count(_without_spaces(response)) > before.count(_without_spaces(response)):
         return tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False)
     prompt = prompt_tokens(tokenizer, messages, "chat")
     return prompt + completion_tokens(tokenizer, response, opened_reasoning(tokenizer, prompt))
@@ -50,7 +51,7 @@ def up_to_scored(ids: Sequence[int], pad_id: int | None) -> Sequence[int]:
     return ids[:end]
 
 
-def _inked(text: str) -> str:
+def _without_spaces(text: str) -> str:
     return "".join(text.split())
 
 

@@ -71,9 +71,14 @@ def test_findings_come_in_the_order_of_the_problems():
 
 
 def test_a_verifier_that_takes_too_long_is_a_finding():
-    slow = problem("slow", "code", "while True: pass", DOUBLES)
+    slow = problem("slow", "math", "9^{9^{9}}", {})
     findings = validate([GOOD[0], slow, GOOD[1]], workers=1, time_limit_s=1)
-    assert findings == [FailedAnswer("slow", "code", "timeout: no result within 1 s")]
+    assert findings == [FailedAnswer("slow", "math", "timeout: no result within 1 s")]
+
+
+def test_a_program_has_as_long_as_its_tests_allow():
+    slow = problem("slow", "code", "import time; time.sleep(1.5); print(2 * int(input()))", DOUBLES)
+    assert validate([slow], workers=1, time_limit_s=1) == []
 
 
 @pytest.mark.parametrize("gold", ["42!!", "9^{9^{9}}"])

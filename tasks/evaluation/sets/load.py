@@ -59,6 +59,8 @@ def _source(of: SetData, known: KnownSet) -> FileSource | HubSource:
     columns["verifier"] = known.verifier
     if of.path is not None and of.path.lower().endswith(FILES):
         return FileSource(path=Path(of.path).expanduser(), **columns)
+    if of.path is None:  # nobody here can mend the hub's rows, such as two that contradict each other
+        columns["on_bad_record"] = "skip"
     return HubSource(name=of.path or known.hub or "", config=known.config, split=known.split, **columns)
 
 

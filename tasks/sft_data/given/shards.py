@@ -29,7 +29,7 @@ from grpo.data.template import (
 from grpo.errors import InputError
 from grpo.model_folder import TOKENIZER_OPTIONS
 from grpo.rewards.language import language_consistency
-from grpo.rewards.verifiers import verify
+from grpo.rewards.verifiers import time_limit_s, verify
 from tasks.sft_data.given.rows import read_example, source_rows
 from tasks.sft_data.given.settings import MixSource
 from tasks.trainer.processes import Failure, Pool
@@ -193,8 +193,8 @@ def _accuracies(samples: Sequence[Sample], problems: Mapping[str, Problem], scor
         return [{} for _ in samples]
     with Pool(1, scoring.time_limit_s, int(scoring.memory_gb * 1e9)) as pool:
         checks = [
-            [pool.submit(verify, problems[sample.problem_id], answer) for answer in answers_of_sample]
-            for sample, answers_of_sample in zip(samples, answers, strict=True)
+            [pool.submit_within(time_limit_s(problem), verify, problem, answer) for answer in answers_of_sample]
+            for problem, answers_of_sample in zip((problems[s.problem_id] for s in samples), answers, strict=True)
         ]
         found = [[check.result() for check in of_sample] for of_sample in checks]
     failures = [value for values in found for value in values if isinstance(value, Failure)]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,10 @@ def supervisor(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     yield process
     process.kill()
     process.wait()
+    for pid in (services(tmp_path).get("stubborn"), stubborn_child(tmp_path)):  # these hear no SIGTERM
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def services(folder: Path) -> dict[str, int]:
@@ -91,12 +96,9 @@ def test_a_stop_leaves_nothing_however_stubborn(supervisor: subprocess.Popen[byt
 
 def test_parts_go_with_a_supervisor_that_is_killed(supervisor: subprocess.Popen[bytes], tmp_path: Path) -> None:
     started = wait(lambda: len(found := services(tmp_path)) == 3 and found)
-    child = wait(lambda: stubborn_child(tmp_path))
     supervisor.kill()
     supervisor.wait()
     wait(lambda: process_name(started["sleeper"]) is None)
-    for pid in (started["stubborn"], child):  # these hear no SIGTERM
-        os.kill(pid, signal.SIGKILL)
 
 
 def test_a_log_does_not_grow_for_ever(supervisor: subprocess.Popen[bytes], tmp_path: Path) -> None:

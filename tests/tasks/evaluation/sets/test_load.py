@@ -158,6 +158,19 @@ def test_a_folder_with_a_split_of_its_own_stands_for_the_hub(tmp_path: Path) -> 
     assert [p.answer for p in load_set(SetData(name="gsm8k", path=str(tmp_path / "set")), 0).problems] == ["2"]
 
 
+def test_rows_of_the_hub_that_contradict_each_other_do_not_end_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody here can mend them. In a file of the user's own they are an error."""
+    rows = [{"question": "1 + 1?", "answer": "#### 2"}, {"question": "1 + 1?", "answer": "#### 3"}]
+    with pytest.raises(InputError, match="has the answer '3', but '2' at"):
+        from_rows(tmp_path, "gsm8k", *rows)
+    of_hub = (("row 1", rows[0]), ("row 2", rows[1]))
+    monkeypatch.setattr("tasks.problems.files.dataset_rows", lambda *_: iter(of_hub))
+    result = load_set(SetData(name="gsm8k"), 0)
+    assert [problem.answer for problem in result.problems] == ["2"] and result.counts["bad_records"] == 1
+
+
 @pytest.mark.parametrize(
     ("name", "row", "message"),
     [
