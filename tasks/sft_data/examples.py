@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from grpo.data.conversations import CONVERSATION, from_columns, to_columns
 from grpo.data.records import Problem
+from grpo.judging.questions import question_of
 
 SHARD = 4096
 _SCHEMA = pa.schema(
@@ -45,7 +46,7 @@ def shown_examples(folder: Path, count: int) -> list[dict[str, str]]:
     names = [name for name in ("prompt", "messages", "original", "completion") if name in data.schema.names]
     return [
         {
-            "prompt": "\n".join(m["content"] for m in row["messages"] if m["role"] == "user"),
+            "prompt": question_of(row["messages"]),
             **({"original": row["original"]} if row.get("original") else {}),
             "completion": row["completion"],
         }

@@ -15,6 +15,7 @@ from typing import Any
 from grpo.data.records import Problem, Sample
 from grpo.data.template import form_of
 from grpo.errors import InputError
+from grpo.judging.questions import question_of
 from tasks.sft_data.examples import example
 from tasks.sft_data.filters import FilterSettings, reject
 
@@ -84,8 +85,8 @@ def filled(text: str, values: Mapping[str, str]) -> str:
 
 
 def _request(text: str, problem: Problem, sample: Sample) -> str:
-    values = {QUESTION: problem.text, TRAJECTORY: sample.completion[:_LONGEST], FORM: form_told(problem)}
-    return filled(text, values)
+    question = question_of(problem.messages)
+    return filled(text, {QUESTION: question, TRAJECTORY: sample.completion[:_LONGEST], FORM: form_told(problem)})
 
 
 Rewrite = Callable[[Problem], Sample | None]

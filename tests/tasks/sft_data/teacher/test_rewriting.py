@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from grpo.data.records import Problem, Sample
 from grpo.data.template import with_style
 from grpo.errors import InputError
 from tasks.sft_data.cold_start import as_sample
-from tasks.sft_data.examples import shown_examples, write_examples
+from tasks.sft_data.examples import example, shown_examples, write_examples
 from tasks.sft_data.filters import FilterSettings
 from tasks.sft_data.teacher.rewriting import requests, rewritten, trajectories
 from tasks.sft_data.teacher.settings import Teacher
@@ -48,6 +49,16 @@ def test_the_rewriter_reads_question_trajectory_and_form(style: Any, asked: str,
     # What a model wrote is never taken for a placeholder.
     assert "Question:\ncompute {trajectory}\n" in text and "put {question} here" in text and asked in text
     assert (request.id, request.answer, request.metadata) == (given.id, given.answer, given.metadata)
+
+
+def test_the_rewriter_and_a_reviewer_see_all_messages(tmp_path: Path, problem: Make, sample: Make) -> None:
+    turns = [("system", "Answer in French."), ("user", "1 + 1?"), ("assistant", "2"), ("user", "and 1 more?")]
+    given = dataclasses.replace(problem("a"), messages=[{"role": role, "content": text} for role, text in turns])
+    conversation = "\n\n".join(f"[{role}]\n{text}" for role, text in turns)
+    (request,) = requests([given], {"a": sample("a")})
+    assert f"Question:\n{conversation}\n\nSolution:\n" in request.messages[0]["content"]
+    write_examples(tmp_path / "examples", [example(given, "Three.")])
+    assert shown_examples(tmp_path / "examples", 1) == [{"prompt": conversation, "completion": "Three."}]
 
 
 def test_an_instruction_without_a_placeholder_is_refused(problem: Make, sample: Make) -> None:
