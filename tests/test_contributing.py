@@ -21,6 +21,7 @@ from pydantic import BaseModel
 from transformers import SeedOssConfig, SeedOssForCausalLM
 
 from flows import stage_flows
+from flows.home import LOGGERS
 from flows.installation import resources
 from flows.recipe import sections
 from flows.stage_contract import stage as contract
@@ -236,3 +237,10 @@ def test_the_new_work_pool_type(tmp_path: Path) -> None:
     assert gpus == {"r1-cpu": 0, "r1-tasks": 0, "r1-gpu": 1}
     for template in templates.values():  # Prefect refuses a template whose job names a variable that is not there
         validate_base_job_template(template)
+        env = template["job_configuration"]["env"]
+        assert env["PREFECT_FLOWS_HEARTBEAT_FREQUENCY"] == "30"  # else runs count as lost after 90 s
+        assert env["PREFECT_LOGGING_EXTRA_LOGGERS"] == LOGGERS
+    token = {"HF_TOKEN": "{{ prefect.blocks.secret.hf-token }}"}
+    with_token = resources.desired("ecs", folder=folder, credentials=token)
+    pool = next(r for r in with_token if r.kind == "pool").fields["base_job_template"]
+    assert token.items() <= pool["variables"]["properties"]["env"]["default"].items()

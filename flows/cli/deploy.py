@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from flows.cli.terminal import print_row, print_text
+from flows.home import home, read_state
 from flows.prefect_server import check_server
 from grpo.errors import InputError
 from grpo.secret_values import masked
@@ -46,6 +47,8 @@ def add(commands: Any) -> None:
         help="environment variable of all runs from a block, for example HF_TOKEN=secret/hf-token (repeatable)",
     )
     command.add_argument("--yes", action="store_true", help="apply without asking")
+    # For `r1 up`: what people have changed on its server stays.
+    command.add_argument("--keep-changes", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,25 +68,34 @@ async def _deploy(args: argparse.Namespace) -> int:
     from prefect.exceptions import PrefectHTTPStatusError
 
     from flows.installation.reconcile import apply, compare
+    from flows.installation.registered import keep_changes, read_registered, write_registered
     from flows.installation.resources import desired
 
     async with get_client() as client:
         try:
+            last = await read_registered(client, home())
+            recipe, gpus = args.recipe, args.gpus
+            if args.keep_changes:
+                recipe, gpus = last.recipe if last.is_shipped else recipe, last.gpus or gpus
             block = await _block(client, "--notify", args.notify) if args.notify else None
             credentials = dict([await _credential(client, text) for text in args.credential])
-            wanted = desired(args.pools, args.recipe, block, gpus=args.gpus, credentials=credentials)
+            wanted = desired(args.pools, recipe, block, gpus=gpus, credentials=credentials)
             diffs = await compare(client, wanted)
+            if args.keep_changes:
+                diffs = [keep_changes(diff, last) for diff in diffs]
             _show(url, diffs)
-            if all(diff.status == "unchanged" for diff in diffs):
-                print("nothing to change")
-                return 0
-            if not (args.yes or _agreed()):
+            unchanged = all(diff.status == "unchanged" for diff in diffs)
+            if not (unchanged or args.yes or _agreed()):
                 print("nothing was changed; --yes applies it", file=sys.stderr)
                 return 1
             await apply(client, diffs)
+            if read_state(home()).get("prefect") == url:  # the server of `r1 up` or `r1 ui`
+                if not args.keep_changes:
+                    last = last.model_copy(update={"recipe": recipe, "gpus": gpus or last.gpus})
+                await write_registered(client, home(), last, wanted)
         except PrefectHTTPStatusError as error:
             raise InputError(f"{url}: {_detail(error)}") from None
-    print("done")
+    print("nothing to change" if unchanged else "done")
     return 0
 
 

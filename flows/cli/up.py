@@ -40,7 +40,7 @@ def add(commands: Any) -> None:
     """Adds both commands to the parser."""
     up = commands.add_parser("up", help="a whole installation on this machine: servers, deployments, workers")
     up.add_argument("--postgres", action="store_true", help="keep records in Postgres instead of SQLite")
-    up.add_argument("--workers", type=int, metavar="N", help="stages at once (default: one a GPU, or one)")
+    up.add_argument("--workers", type=int, metavar="N", help="stages at once (default: one per GPU, or one)")
     up.add_argument("--prefect-port", type=int, default=4200)
     up.add_argument("--mlflow-port", type=int, default=5000)
     up.add_argument("--postgres-port", type=int, default=5433)
@@ -239,9 +239,11 @@ def _databases(supervisor: Supervisor, place: Path, postgres_port: int) -> Datab
 
 
 def _deploy(logs: Path, settings: dict[str, str]) -> None:
+    """Registers what is missing and what an upgrade changed; what people changed stays."""
+    found = ["--gpus", str(len(gpus()))] if gpus() else []
     with (logs / "deploy.log").open("ab") as output:
         done = subprocess.run(
-            [*PYTHON, "flows.cli", "deploy", "--yes", *(["--gpus", str(len(gpus()))] if gpus() else [])],
+            [*PYTHON, "flows.cli", "deploy", "--yes", "--keep-changes", *found],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -16,7 +16,6 @@ from prefect.client.schemas.actions import (
 )
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName, DeploymentFilterTags
 from prefect.client.schemas.objects import WorkQueue
-from prefect.client.schemas.schedules import CronSchedule
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
 
@@ -171,16 +170,15 @@ async def _read_deployment(client: PrefectClient, resource: Resource) -> Resourc
         deployment = await client.read_deployment_by_name(resource.name)
     except ObjectNotFound:
         return None
+    # The UI gives no slug to a schedule that is added there.
+    named = {schedule.slug or f"#{number}": schedule for number, schedule in enumerate(deployment.schedules)}
     schedules = {
-        schedule.slug or f"#{number}": {
-            **schedule.schedule.model_dump(mode="json"),
-            "parameters": schedule.parameters,
-        }
-        for number, schedule in enumerate(deployment.schedules)
+        slug: {**schedule.schedule.model_dump(mode="json"), "parameters": schedule.parameters}
+        for slug, schedule in named.items()
     }
     fields = {name: getattr(deployment, name) for name in resource.fields if name != "schedules"}
     fields |= {"schedules": schedules, "tags": sorted(deployment.tags), "pull_steps": deployment.pull_steps or []}
-    active = {schedule.slug: schedule.active for schedule in deployment.schedules}
+    active = {slug: schedule.active for slug, schedule in named.items()}
     return Resource("deployment", resource.name, fields, {"active": active})
 
 
@@ -190,10 +188,13 @@ async def _write_deployment(client: PrefectClient, diff: ResourceDiff) -> None:
     active = {**diff.resource.switches["active"], **(diff.old.switches["active"] if diff.old else {})}
     schedules = []
     for slug, values in fields.pop("schedules").items():
-        cron = CronSchedule(**{k: v for k, v in values.items() if k != "parameters"})
-        schedules.append(
-            DeploymentScheduleCreate(schedule=cron, slug=slug, active=active[slug], parameters=values["parameters"])
-        )
+        made = {
+            "schedule": {name: value for name, value in values.items() if name != "parameters"},
+            "slug": None if slug.startswith("#") else slug,
+            "active": active[slug],
+            "parameters": values["parameters"],
+        }
+        schedules.append(DeploymentScheduleCreate.model_validate(made))
     flow, name = diff.resource.name.split("/")
     flow_id = await client.create_flow_from_name(flow)
     await client.create_deployment(flow_id=flow_id, name=name, schedules=schedules, **fields)

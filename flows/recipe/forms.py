@@ -82,7 +82,10 @@ _Override = Annotated[str, Field(pattern=r"^\s*[A-Za-z_][\w.]*\s*=", json_schema
 # Parameters of recipes, in the order of the form.
 RecipeName = Annotated[str, Field(min_length=1), Explained("A recipe that comes with r1flow.", shipped)]
 RecipeFile = Annotated[
-    str | None, Explained("A recipe of your own instead: the path of its TOML file on the worker's machine.")
+    str | None,
+    Explained(
+        "A recipe of your own instead: the path of its TOML file where the run runs; in containers below /data/r1flow."
+    ),
 ]
 Overrides = Annotated[
     list[_Override] | None, Explained('Fields to set, each "section.field=value", as reasoning_rl.kl_coef=0.01.')

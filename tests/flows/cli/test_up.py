@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import pytest
 
 from tasks.tracking.database import make_database
 from tests.support.installation import Installation, needs_postgres, postgres_installation
-from tests.support.r1 import R1
+from tests.support.r1 import R1, ROOT
 
 
 def test_down_without_an_installation_says_so(tmp_path: Path) -> None:
@@ -50,14 +51,38 @@ def test_up_again_down_and_whatever_died_meanwhile(tmp_path: Path) -> None:
     }
     again = r1flow("up")
     assert (again.returncode, again.stdout) == (0, said) and "it is up already" in again.stderr
+    weekly = "/deployments/name/train-r1/train-r1-weekly"
+    r1flow.ask("PATCH", f"/deployments/{r1flow.ask('GET', weekly)['id']}", description="changed by somebody")
     for part in ("mlflow", "worker-r1-tasks"):
         os.kill(r1flow.pid(part), signal.SIGKILL)
     r1flow.wait(lambda: all(r1flow.state()["parts"][p] != parts[p] for p in ("mlflow", "worker-r1-tasks")), "new ones")
     # The one that keeps them alive is killed: its parts go with it, and the next `r1 up` brings all back.
     os.kill(int(r1flow.state()["supervisor"].split()[0]), signal.SIGKILL)
     assert r1flow.up() == said
+    assert r1flow.ask("GET", weekly)["description"] == "changed by somebody"
     r1flow.down()
     assert R1(r1flow.home)("down").stderr.strip() == "nothing was running"
+
+
+class OwnModules(Installation):
+    """With a folder of modules that everything which it starts can import."""
+
+    def environment(self) -> dict[str, str]:
+        return {**super().environment(), "PYTHONPATH": os.pathsep.join([str(ROOT), str(self.home / "modules")])}
+
+
+@pytest.mark.slow
+def test_workers_and_trainers_find_a_reward_of_ones_own_through_pythonpath(tmp_path: Path) -> None:
+    r1flow = OwnModules(tmp_path)
+    (tmp_path / "modules").mkdir()
+    reward = "def brief(problem, response):\n    return float(response.tokens < 40)\n"
+    (tmp_path / "modules" / "my_rewards.py").write_text(reward)
+    r1flow.up()
+    settings = ['r1_zero.rewards={accuracy=1.0, "my_rewards:brief"=0.5}', "r1_zero.steps=1", "base.pretrain.steps=50"]
+    r1flow.wait_for(r1flow.start("train-r1-zero/train-r1-zero", *settings), "Completed")
+    r1flow.down()
+    (manifest,) = (json.loads(path.read_text()) for path in tmp_path.glob("artifacts/r1_zero/*/*/manifest.json"))
+    assert 0 <= manifest["metrics"]["reward_my_rewards:brief"] <= 1
 
 
 @pytest.mark.slow

@@ -25,8 +25,11 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.workers.process import ProcessJobConfiguration
 from pydantic import SecretStr
 
-from tests.flows.run import test_gates_prefect
-from tests.flows.run.test_gates_prefect import Server
+from flows.installation.resources import form_values
+from flows.recipe.load import load_recipe
+from tasks.estimate.origin import code_version
+from tests.support import prefect_server
+from tests.support.prefect_server import Server
 from tests.support.r1 import R1, ROOT
 
 DEADLINE_S = 420.0
@@ -56,7 +59,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patched:
         for name, value in SERVICES.items():
             patched.setenv(name, value)
-        patched.setattr(test_gates_prefect, "DEADLINE_S", DEADLINE_S)
+        patched.setattr(prefect_server, "DEADLINE_S", DEADLINE_S)
         server.start()
     yield server
     server.stop()
@@ -188,6 +191,39 @@ def test_gpus_are_a_limit_and_credentials_a_reference_to_their_block(deployed: S
     assert made.env["PREFECT_CLIENT_MAX_RETRIES"] == "20"
     for again in (arguments, ()):  # what a later call leaves out stays
         assert deploy(home, deployed, *again).stdout.splitlines()[-1] == "nothing to change"
+
+
+def test_a_start_of_r1_up_keeps_what_people_have_changed(deployed: Server, home: R1) -> None:
+    up = ("--yes", "--keep-changes", "--gpus", "4")  # as `r1 up` does on a machine with four GPUs
+    (home.home / "up.json").write_text(json.dumps({"prefect": deployed.url}))
+    assert deploy(home, deployed, *up).returncode == 0
+    assert deploy(home, deployed, "--recipe", "qwen2.5-1.5b", "--yes").returncode == 0
+    forms = deployment(deployed, "sft/sft")["parameters"]
+    assert forms["config"] == form_values(load_recipe("qwen2.5-1.5b"))["flows.stage_flows.sft"]["config"]
+    weekly, nightly = (deployment(deployed, f"train-r1/train-r1-{name}") for name in ("weekly", "nightly-evaluation"))
+    hourly = {"interval": 3600, "anchor_date": "2026-01-01T00:00:00Z", "timezone": "UTC"}
+    added = [{"schedule": hourly, "active": True, "parameters": {"seed": 7}}]  # as the UI adds one: without a name
+    httpx.post(f"{deployed.url}/deployments/{weekly['id']}/schedules", json=added, timeout=60).raise_for_status()
+    deployed.ask("DELETE", f"/deployments/{nightly['id']}/schedules/{nightly['schedules'][0]['id']}")
+    patch(deployed, "/v2/concurrency_limits/r1-gpus", limit=3)
+    patch(deployed, f"/deployments/{weekly['id']}", version="of an earlier r1flow", description="mine")
+    lines = [" ".join(line.split()) for line in deploy(home, deployed, *up).stdout.splitlines()]
+    assert [line for line in lines if line.startswith(("create", "change", "delete"))] == [
+        "change deployment train-r1/train-r1-weekly"
+    ]
+    weekly = deployment(deployed, "train-r1/train-r1-weekly")
+    assert (weekly["version"], weekly["description"]) == (code_version(), "mine")
+    (own,) = [schedule for schedule in weekly["schedules"] if schedule["slug"] is None]
+    assert (own["schedule"]["interval"], own["active"], own["parameters"]) == (3600, True, {"seed": 7})
+    assert len(weekly["schedules"]) == 2
+    assert deployment(deployed, "train-r1/train-r1-nightly-evaluation")["schedules"] == []
+    assert deployed.ask("GET", "/v2/concurrency_limits/r1-gpus")["limit"] == 3
+    assert deployment(deployed, "sft/sft")["parameters"] == forms
+    # `r1 deploy` sets everything right, and the next start goes on from there.
+    assert deploy(home, deployed, "--gpus", "2", "--yes").returncode == 0
+    assert deploy(home, deployed, *up).stdout.splitlines()[-1] == "nothing to change"
+    assert len(deployment(deployed, "train-r1/train-r1-weekly")["schedules"]) == 1
+    (home.home / "up.json").unlink()
 
 
 @contextlib.contextmanager
