@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -31,6 +30,8 @@ from transformers import AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from benchmarks import architectures_trained
+from benchmarks.arguments import output_file, write_output
+from benchmarks.machine import made_with
 from benchmarks.tiny_models import (
     COMPLETIONS,
     PROMPT_ROWS,
@@ -59,6 +60,7 @@ SAMPLES_DIFFER = {
     "zamba2": "transformers' own decoding differs from its forward pass as much, in float64 too",
 }
 """Types sampled by transformers' `generate` that may differ from its forward pass, and why."""
+VERSIONS = f"transformers {transformers.__version__}, torch {torch.__version__}"
 MARK = "<!-- the rest is written by `make architectures` -->"
 
 
@@ -179,28 +181,45 @@ def _train_in_parallel(rows: list[Row]) -> None:
         print(f"{row.type:28} two processes {_figure(row.processes)} {row.note if isinstance(found, str) else ''}")
 
 
-def _found(file: Path | None) -> list[Row]:
-    """Rows of an earlier run that was cut off."""
+def _origin(device: str) -> dict[str, str]:
+    """What rows of one table have in common."""
+    return {**made_with(), "device": device, "versions": VERSIONS}
+
+
+def _found(file: Path | None, origin: dict[str, str]) -> list[Row]:
+    """Rows of an earlier run that was cut off.
+
+    Raises:
+        ValueError: it is no such file, or one of another commit, machine, device or version.
+    """
     if file is None or not file.exists():
         return []
-    return [Row(**row) for row in json.loads(file.read_text())]
+    try:
+        kept = json.loads(file.read_text(encoding="utf-8"))
+        others = {name: kept["origin"][name] for name in origin if kept["origin"][name] != origin[name]}
+        rows = [Row(**row) for row in kept["rows"]]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{file} has no rows of this benchmark; give another file") from None
+    if others:
+        named = ", ".join(f"{name} {value}" for name, value in others.items())
+        raise ValueError(f"{file}: its rows are of another run ({named}); give another file")
+    return rows
 
 
-def _keep(rows: list[Row], file: Path | None) -> None:
+def _keep(rows: list[Row], file: Path | None, origin: dict[str, str]) -> None:
     if file:
-        file.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+        write_output(file, json.dumps({"origin": origin, "rows": [asdict(row) for row in rows]}, indent=1))
 
 
 def _one_line(error: Exception) -> str:
     return textwrap.shorten(f"{type(error).__name__}: {error}", 140)
 
 
-def _page(rows: list[Row]) -> str:
+def _page(rows: list[Row], commit: str) -> str:
     """The table in Markdown, with the versions and a count of each way."""
     counts = Counter(row.way for row in rows)
-    versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
     lines = [
-        f"{versions}, commit {commit()}: " + ", ".join(f"{counts[way]} {way}" for way in WAYS) + ".",
+        f"{VERSIONS}, commit {commit}: " + ", ".join(f"{counts[way]} {way}" for way in WAYS) + ".",
         "",
         "| type | way | log-probabilities | gradients | samples | saved | LoRA | recomputed | two processes | note |",
         "|---|---|--:|--:|--:|--:|--:|--:|--:|---|",
@@ -209,12 +228,6 @@ def _page(rows: list[Row]) -> str:
         figures = [_figure(value) for value in row.figures]
         lines.append(f"| {row.type} | {row.way} | {' | '.join(figures)} | {row.note.replace('|', '/')} |")
     return "\n".join(lines) + "\n"
-
-
-def commit() -> str:
-    """The short commit hash of the checkout."""
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _figure(value: float | None) -> str:
@@ -227,28 +240,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("types", nargs="*", help="model types; all by default")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--json", type=Path, help="write the rows here, and keep those it has")
-    parser.add_argument("--write", type=Path, help="replace the table of this page")
+    parser.add_argument("--json", type=output_file, help="write the rows here, and keep those it has")
+    parser.add_argument("--write", type=output_file, help="replace the table of this page")
     args = parser.parse_args()
     every = [*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *(name for name in OF_TYPE if ":" in name)]
     if unknown := sorted({*args.types} - {*every}):
         parser.error(f"{', '.join(unknown)}: no causal model types of transformers {transformers.__version__}")
+    origin = _origin(args.device)
+    try:
+        rows = _found(args.json, origin)
+    except (OSError, ValueError) as error:
+        parser.error(f"--json: {error}")
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    rows: list[Row] = _found(args.json)
     missing = {*(args.types or every)} - {row.type for row in rows}
     for kind in sorted(missing):
         row = examine(kind, args.device)
         rows.append(row)
-        _keep(rows, args.json)
+        _keep(rows, args.json, origin)
         print(f"{row.type:28} {row.way:8} {' '.join(_figure(v) or '-' for v in row.figures):40} {row.note}", flush=True)
     rows.sort(key=lambda row: row.type)
     _train_in_parallel([row for row in rows if row.checkpointing is not None and row.processes is None])
-    _keep(rows, args.json)
+    _keep(rows, args.json, origin)
     if args.write:
-        before = args.write.read_text().partition(MARK)[0]
-        args.write.write_text(f"{before}{MARK}\n\n{_page(rows)}")
+        before = args.write.read_text().partition(MARK)[0] if args.write.exists() else ""
+        write_output(args.write, f"{before}{MARK}\n\n{_page(rows, origin['commit'])}")
     wrong = [row.type for row in rows if row.way == "wrong"]
     print(f"{len(rows)} types, wrong: {len(wrong)} {' '.join(wrong)}")
     return 1 if wrong else 0

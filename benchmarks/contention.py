@@ -4,8 +4,9 @@
         [--rounds 1] [--output docs/measured/contention.md]
 
 The jobs are those of `tiny`, on what the run has made. Each runs in a trainer of its own, as a flow starts it, for
-so many seconds, of which the first third warms up. The fair share of a job with T threads beside b busy processes of
-one thread is T / (T + b) of the cores, or all its T threads where there is room. `times fair` is the step's time over
+so many seconds, of which the first third warms up. The fair share of a job with T threads (OMP_NUM_THREADS, by default
+one per core) beside b busy processes of one thread is T / (T + b) of the cores, or all its T threads where there is
+room. `times fair` is the step's time over
 the quiet step's time divided by that share: 1 is fair, below 1 is better than fair.
 """
 
@@ -23,7 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import machine
+from arguments import at_least, output_file, write_output
+from extras import stop
+from machine import measured_by
 
 from flows.recipe.load import load_recipe
 from flows.stage_contract.references import resolve
@@ -103,13 +106,18 @@ def fair_share(threads: int, neighbours: int, cores: int) -> float:
     return min(threads, cores * threads / (threads + neighbours))
 
 
+def threads_of_job(cores: int) -> int:
+    """Threads that a trainer computes with: torch takes the variable's first number, else one per core."""
+    return min(cores, int(os.environ.get("OMP_NUM_THREADS", "").partition(",")[0] or cores))
+
+
 def page(measured: dict[str, dict[int, list[float]]], arguments: argparse.Namespace, cores: int) -> str:
     """The measurements as Markdown."""
-    quiet = min(arguments.busy)
+    quiet, threads = min(arguments.busy), threads_of_job(cores)
     lines = [
         "# Beside busy neighbours",
         "",
-        f"`python benchmarks/contention.py --seconds {arguments.seconds:g} --rounds {arguments.rounds}`, {machine()}.",
+        measured_by(f"python benchmarks/contention.py --seconds {arguments.seconds:g} --rounds {arguments.rounds}"),
         "Steps of `tiny`'s jobs beside busy processes of one thread each. Fair: the quiet step's time over the share",
         "of the cores that is a job's by right; 1.0 is fair.",
         "",
@@ -120,18 +128,18 @@ def page(measured: dict[str, dict[int, list[float]]], arguments: argparse.Namesp
         alone = statistics.median(by_busy[quiet])
         for count, values in by_busy.items():
             step = statistics.median(values)
-            fair = alone * fair_share(cores, quiet, cores) / fair_share(cores, count, cores)
+            fair = alone * fair_share(threads, quiet, cores) / fair_share(threads, count, cores)
             lines.append(f"| {name} | {count} | {step:.3f} | {step / alone:.2f} | {step / fair:.2f} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--busy", type=int, nargs="+", default=[0, 1, 2, 4])
+    parser.add_argument("--busy", type=at_least(0), nargs="+", default=[0, 1, 2, 4])
     parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=at_least(1), default=1)
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     arguments = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
     measured: dict[str, dict[int, list[float]]] = {name: {n: [] for n in arguments.busy} for name in arguments.jobs}
@@ -146,9 +154,9 @@ def main() -> int:
                     measured[name][count].append(seconds)
                     print(f"{name}, {count} busy: {seconds:.3f} s a step", file=sys.stderr, flush=True)
     text = page(measured, arguments, cores)
-    if arguments.output:
-        arguments.output.write_text(text)
     print(text)
+    if arguments.output:
+        write_output(arguments.output, text)
     return 0
 
 
@@ -156,4 +164,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except InputError as error:
-        sys.exit(f"error: {error}")
+        stop(str(error))

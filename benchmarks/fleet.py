@@ -6,7 +6,7 @@ Runs the job that samples for `sft_data` (of `python -m grpo.train`, with shards
 benchmarks/fleet_simulator.py: without faults, with stragglers, with deaths, and with both. For comparison, the same
 with fixed parts: request i belongs to endpoint i modulo 64, as with one process for each address. Ends with 1 if a
 sample is missing, double, or not what its seed gives. `--journal` keeps each finished run as a line of JSON; with it a
-benchmark that was stopped goes on, and measures only what is missing.
+benchmark that was stopped goes on, and measures only what is missing of this commit on this machine.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import fleet_simulator as simulator
+from benchmarks.arguments import output_file, write_output
 from benchmarks.fixed_parts import FixedParts
 from benchmarks.json_lines import add_line, read_lines
-from benchmarks.load_page import measured_by
+from benchmarks.machine import made_with, measured_by
 from grpo.data.records import Problem, read_samples, write_rows
+from grpo.errors import InputError
 from grpo.generation import endpoint
 from grpo.sampling.job import run_sampling
 from grpo.sampling.shard import seed_of_name
@@ -144,7 +146,7 @@ def page(rows: list[dict[str, Any]], samples: int) -> str:
     lines = [
         "# A fleet of endpoints",
         "",
-        measured_by(f"python -m benchmarks.fleet --samples {samples}"),
+        measured_by(f"python -m benchmarks.fleet --samples {samples}", rows[0]),
         f"The machine's load average before each run: {min(loads):.1f} to {max(loads):.1f}.",
         "",
         f"The sampling job of `sft_data` draws {samples:,} completions ({samples // PER_PROBLEM} problems, {SHARDS}",
@@ -181,15 +183,21 @@ def page(rows: list[dict[str, Any]], samples: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def finished(journal: Path | None, samples: int) -> dict[tuple[str, str], dict[str, Any]]:
-    """(faults, how) -> the runs with so many samples that the journal has."""
+def finished(journal: Path | None, mark: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """(faults, how) -> the run that the journal has with this mark: number of samples, commit and machine.
+
+    Raises:
+        InputError: the journal cannot be read.
+    """
     rows = read_lines(journal) if journal else []
-    return {(row["faults"], row["how"]): row for row in rows if row["samples"] == samples}
+    return {(row["faults"], row["how"]): row for row in rows if {name: row.get(name) for name in mark} == mark}
 
 
-def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """A row for each run: those of the journal, and the others measured now."""
-    done, rows = finished(args.journal, args.samples), []
+def measure(
+    args: argparse.Namespace, mark: dict[str, Any], done: dict[tuple[str, str], dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """A row for each run: those that are `done`, and the others measured now."""
+    rows = []
     for name in args.faults:
         for how in ("fleet", "fixed parts") if name in COMPARED else ("fleet",):
             row = done.get((name, how))
@@ -197,24 +205,36 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
                 load = os.getloadavg()[0]
                 with tempfile.TemporaryDirectory() as folder:
                     found = run(Path(folder) / "run", args.samples, FAULTS[name], how != "fleet")
-                row = {"faults": name, "how": how, "samples": args.samples, "load": load, **found}
+                row = {"faults": name, "how": how, **mark, "load": load, **found}
                 print(json.dumps(row), flush=True)
                 if args.journal:
                     add_line(args.journal, row)
             rows.append(row)
             if args.write:  # after each run, because all of them take a quarter of an hour
-                args.write.write_text(page(rows, args.samples))
+                write_output(args.write, page(rows, args.samples))
     return rows
+
+
+def sample_count(text: str) -> int:
+    """Type of an argument: so many samples of whole problems."""
+    if (count := int(text)) < PER_PROBLEM or count % PER_PROBLEM:
+        raise argparse.ArgumentTypeError(f"{count}: give a multiple of {PER_PROBLEM}, the samples of a problem")
+    return count
 
 
 def main(given: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=1200)
+    parser.add_argument("--samples", type=sample_count, default=1200)
     parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[*FAULTS])
     parser.add_argument("--journal", type=Path, metavar="FILE", help="finished runs, to go on with")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page")
+    parser.add_argument("--write", type=output_file, metavar="FILE", help="write the page")
     args = parser.parse_args(given)
-    rows = measure(args)
+    mark = {"samples": args.samples, **made_with()}
+    try:
+        done = finished(args.journal, mark)
+    except InputError as error:
+        parser.error(f"--journal: {error}")
+    rows = measure(args, mark, done)
     print(page(rows, args.samples))
     return int(any(row["lost"] or row["double"] or row["wrong"] for row in rows))
 

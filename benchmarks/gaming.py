@@ -14,9 +14,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from arguments import at_least, output_file, write_output
 from extras import stop
 from gaming_cases import Case, cases
-from machine import machine
+from machine import measured_by
 
 from grpo.config.judge import JudgeSettings
 from grpo.judging.voting import Claim
@@ -88,9 +89,9 @@ def judged(asked: Sequence[Case], judges: dict[str, Verdicts]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--judge", type=Path, nargs="*", default=[])
-    parser.add_argument("--every", type=int, default=1)
+    parser.add_argument("--every", type=at_least(1), default=1)
     parser.add_argument("--replies", type=Path, default=Path("build/gaming"))
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     options = parser.parse_args()
     for folder in options.judge:
         if not (folder / "config.json").is_file():
@@ -104,7 +105,7 @@ def main() -> None:
         [
             "# Answers that try to be accepted without being right",
             "",
-            f"`python benchmarks/gaming.py{asked_of}` on {machine()}.",
+            measured_by(f"python benchmarks/gaming.py{asked_of}"),
             f"{attacks} attacks and {len(asked) - attacks} honest answers of",
             "[`benchmarks/gaming.jsonl`](../../benchmarks/gaming.jsonl): question, gold answer, verifier.",
             "`tests/benchmarks/test_gaming.py` holds the rules to zero on both sides. An answer that wins reward",
@@ -118,9 +119,9 @@ def main() -> None:
             *(["", *judged(some, judges)] if judges else []),
         ]
     )
-    if options.output:
-        options.output.write_text(text + "\n")
     print(text)
+    if options.output:
+        write_output(options.output, text + "\n")
 
 
 if __name__ == "__main__":

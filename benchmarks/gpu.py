@@ -24,8 +24,8 @@ docs/gpu.md says how to prepare a machine and what the figures are held against.
 
 Each part runs in a process of its own, so that a failure or its memory does not touch the others. They run by
 importance, as above, or in the order of --parts; those that --total leaves no time for are named. --json keeps the
-parts that the file has from earlier runs on the same machine, and --write writes them all. --small takes shapes that a
-CPU does in seconds: it tests this script.
+parts that the file has from earlier runs, of the same machine only, and --write writes them all. --small takes shapes
+that a CPU does in seconds: it tests this script.
 """
 
 from __future__ import annotations
@@ -44,11 +44,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from arguments import output_file
 from gpu_beside import recipes, trainer, trl, vllm
 from gpu_checks import models, shards, waits
-from gpu_page import NO_TIME, goals, write_page, wrong
+from gpu_page import goals, write_page, wrong
+from gpu_results import NO_TIME, earlier, keep, read_results
 from gpu_run import run_parts
 from gpu_throughput import SHAPES, SMALL_SHAPES, attention, continuous, profile, shaped_model, throughput
+from machine import made_with
 
 STEPS, LEARNING_RATE = 4, 1e-4
 LEARNING_VOCABULARY = 512
@@ -64,8 +67,8 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", choices=[*SHAPES], default=[*SHAPES], help="of the part throughput")
     parser.add_argument("--limit", type=float, default=400, help="seconds after which a part is stopped")
     parser.add_argument("--total", type=float, default=1500, help="seconds after which all parts have ended")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--json", type=output_file)
+    parser.add_argument("--write", type=output_file)
     parser.add_argument("--results", type=Path, nargs="+", help="files of --json: --write their parts, run nothing")
     parser.add_argument("--part", choices=[*PARTS], help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -77,19 +80,23 @@ def main() -> int:
         if args.write is None:
             parser.error("--results: name the page with --write")
         try:
-            write_page(args.write, [json.loads(file.read_text()) for file in args.results])
+            write_page(args.write, [read_results(file) for file in args.results])
         except (OSError, ValueError) as error:
             parser.error(f"--results: {error}")
         return 0
     ends = time.perf_counter() + args.total
-    results = earlier(args.json, machine_name(args.device))
+    try:
+        results = earlier(args.json, machine_name(args.device))
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    commit = made_with()["commit"]
     no_time = []
     for name, result in run_parts(args.parts, args.limit, ends):
         if result is None:
             no_time.append(name)
             continue
-        results[name] = result
-        print(f"{name}: {json.dumps(result)}", flush=True)
+        results[name] = result | {"commit": commit}
+        print(f"{name}: {json.dumps(results[name])}", flush=True)
         keep(results, args.json)
     results |= {NO_TIME: no_time} if no_time else {}
     keep(results, args.json)
@@ -105,22 +112,17 @@ def main() -> int:
     return 1 if failed or wrong(results) else 0
 
 
-def keep(results: dict[str, Any], file: Path | None) -> None:
-    if file is not None:
-        file.write_text(json.dumps(results, indent=1))
-
-
-def earlier(path: Path | None, machine: str) -> dict[str, Any]:
-    """The parts that a file has from this machine."""
-    results: dict[str, Any] = json.loads(path.read_text()) if path is not None and path.exists() else {}
-    results.pop(NO_TIME, None)
-    return results if results.get("machine") == machine else {"machine": machine}
-
-
 def machine_name(device: str) -> str:
+    """Of the device and the versions that its results depend on.
+
+    Raises:
+        ValueError: there is no such device.
+    """
     import torch
     import transformers
 
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device cuda: torch finds no GPU here; `--device cpu --small` tests this script without one")
     name = torch.cuda.get_device_name() if device == "cuda" else f"{os.cpu_count()} CPU cores"
     return f"{name}, torch {torch.__version__}, transformers {transformers.__version__}"
 

@@ -6,16 +6,16 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from arguments import write_output
+from gpu_results import NO_TIME, Results
+from gpu_throughput import AS_TRAINED
 
 MARK = "<!-- the rest is written by `benchmarks/gpu.py --write` -->"
 
-NO_TIME = "no_time"
-"""Field of the results: parts that were asked for, but had no time."""
-
-Results = dict[str, Any]
+MFU = "MFU of an update at 1.5B"
 GOALS: dict[str, tuple[float, Callable[[Results], float]]] = {
-    "MFU of an update at 1.5B": (0.45, lambda r: r["throughput"]["1.5B"]["mfu"]),
+    MFU: (0.45, lambda r: r["throughput"]["1.5B"]["mfu"]),
     "sampling with vLLM, share of vLLM's own tokens/s": (
         0.9,
         lambda r: r["vllm"]["engine"] / r["vllm"]["vllm"],
@@ -88,6 +88,17 @@ def goals(results: Results) -> list[tuple[str, float, float | None]]:
     return [(name, least, _figure(figure, results)) for name, (least, figure) in GOALS.items()]
 
 
+def verdict(name: str, least: float, figure: float | None, results: Results) -> str:
+    """Whether a goal is met. Earlier runs updated in less time than the trainer, without fixed order and clipping."""
+    if figure is None:
+        return ""
+    if figure < least:
+        return "missed"
+    if name == MFU and not results["throughput"]["1.5B"].get(AS_TRAINED):
+        return "only without fixed order and clipping"
+    return "met"
+
+
 def page(results: Results) -> str:
     """The results of one machine in Markdown."""
     lines = [
@@ -99,8 +110,8 @@ def page(results: Results) -> str:
         "|---|--:|--:|---|",
     ]
     for name, least, figure in goals(results):
-        told = ("not measured", "") if figure is None else (f"{figure:.2f}", "met" if figure >= least else "missed")
-        lines.append(f"| {name} | {least:g} | {told[0]} | {told[1]} |")
+        told = "not measured" if figure is None else f"{figure:.2f}"
+        lines.append(f"| {name} | {least:g} | {told} | {verdict(name, least, figure, results)} |")
     lines += ["", "| check | at most | figure | |", "|---|--:|--:|---|"]
     for check, figure in checks(results):
         told = (
@@ -121,4 +132,4 @@ def write_page(path: Path, machines: Sequence[Results]) -> None:
     text = path.read_text() if path.exists() else "# On a GPU\n"
     before = text.split(MARK)[0].rstrip()
     pages = "\n".join(map(page, machines))
-    path.write_text(f"{before}\n\n{MARK}\n\n{pages}")
+    write_output(path, f"{before}\n\n{MARK}\n\n{pages}")

@@ -26,6 +26,12 @@ NEVER_ENDS = 10**6
 """A token past the vocabulary, as the one that ends completions."""
 PEAK_FLOPS = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
 """Dense bfloat16 peak of GPUs by a part of their name, operations/s, from their data sheets."""
+MAX_GRAD_NORM = 1.0
+"""As by default in the trainer and in transformers' Trainer."""
+SAMPLED = 2
+"""How often each sampler is timed."""
+AS_TRAINED = "as_trained"
+"""Field of results whose updates run backward in a fixed order and clip gradients, as the trainer's do."""
 
 
 def shaped_model(folder: Path, shape: dict[str, Any], dtype: str, vocabulary: int) -> Path:
@@ -100,14 +106,14 @@ def of_shape(args: argparse.Namespace, shape: dict[str, Any], groups: int) -> It
     for count in dict.fromkeys((1, groups)):
         seconds = mean(times(args.device, update_of(policy, count, rows, prompt, length)))
         result[f"update_tokens_per_s_{count}_groups"] = count * (prompt + rows * length) / seconds
-    result["update_gb"] = peak_memory(args.device)
+    result |= {"update_gb": peak_memory(args.device), AS_TRAINED: True}
     if peak := next((f for name, f in PEAK_FLOPS.items() if args.device == "cuda" and name in gpu_name()), None):
         result["mfu"] = flops / seconds / peak
     yield result
     policy.zero_grad()
     reset_memory(args.device)
-    for name, run, count in samplers(policy, rows, prompt, new):
-        result[f"{name}_tokens_per_s"] = 4 * rows * new / min(times(args.device, run, count))
+    for name, run in samplers(policy, rows, prompt, new).items():
+        result[f"{name}_tokens_per_s"] = 4 * rows * new / min(times(args.device, run, SAMPLED))
         result.setdefault("sampling_gb", peak_memory(args.device))
         yield result
     del policy
@@ -115,18 +121,28 @@ def of_shape(args: argparse.Namespace, shape: dict[str, Any], groups: int) -> It
         torch.cuda.empty_cache()
 
 
-def update_of(policy: Any, groups: int, rows: int, prompt: int, length: int) -> Callable[[], None]:
-    """Forward and backward pass over `groups` groups of `rows` completions at once, and an AdamW step."""
+def update_of(
+    policy: Any, groups: int, rows: int, prompt: int, length: int, ordered: bool = True, clipped: bool = True
+) -> Callable[[], None]:
+    """Forward and backward pass over `groups` groups of `rows` completions at once, and an AdamW step. As in the
+    trainer, gradients are `ordered`, their sums in a fixed order, and `clipped`, for which the host reads their
+    norm."""
     import torch
 
+    from grpo.distributed.fsdp import clip_grad_norm
     from grpo.model.logprobs import completion_logprobs
+    from grpo.model.packed.ordered_gradients import ordered_gradients
 
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-6, fused=True)
     prompts = [[5 + (i + group) % 90 for i in range(prompt)] for group in range(groups) for _ in range(rows)]
     completions = [[5 + (i * 13 + row) % 90 for i in range(length)] for row in range(groups * rows)]
 
     def run() -> None:
-        completion_logprobs(policy, prompts, completions, 1.0).sum().backward()
+        loss = completion_logprobs(policy, prompts, completions, 1.0).sum()
+        with ordered_gradients(policy.device) if ordered else nullcontext():
+            loss.backward()
+        if clipped:
+            clip_grad_norm(policy.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -141,7 +157,6 @@ def attention(args: argparse.Namespace) -> dict[str, Any]:
 
     from grpo.model.logprobs import completion_logprobs
     from grpo.model.packed.flex import with_flex
-    from grpo.model.packed.ordered_gradients import ordered_gradients
 
     rows, prompt, length = (4, 16, 16) if args.small else (16, 128, 384)
     policy = shaped_policy(args)
@@ -159,15 +174,14 @@ def attention(args: argparse.Namespace) -> dict[str, Any]:
             if name == "flex":
                 result["difference"] = (result["difference"] - forward()).abs().max().item()
             if args.device == "cuda":
-                update = update_of(policy, 1, rows, prompt, length)
-                result[name]["update_ms"] = 1e3 * min(times(args.device, update))
-                with ordered_gradients(policy.device):
-                    result[name]["update_same_bits_ms"] = 1e3 * min(times(args.device, update))
+                for field, ordered in (("update_ms", False), ("update_same_bits_ms", True)):
+                    update = update_of(policy, 1, rows, prompt, length, ordered)
+                    result[name][field] = 1e3 * min(times(args.device, update))
     return result
 
 
-def samplers(policy: Any, rows: int, prompt: int, length: int) -> list[tuple[str, Callable[[], Any], int]]:
-    """Name of each sampler in this process, a run of it, and how often it is timed."""
+def samplers(policy: Any, rows: int, prompt: int, length: int) -> dict[str, Callable[[], Any]]:
+    """Name of each sampler in this process and a run of it."""
     import torch
 
     from grpo.generation.plain_sampler import sample_groups_plain
@@ -180,7 +194,7 @@ def samplers(policy: Any, rows: int, prompt: int, length: int) -> list[tuple[str
         with plain_attention(policy):
             list(sample_groups_plain(policy, prompts, rows, settings, **options))
 
-    return [("sampling", sampling_of(policy, rows, prompt, length), 2), ("generate", generate, 1)]
+    return {"sampling": sampling_of(policy, rows, prompt, length), "generate": generate}
 
 
 def continuous(args: argparse.Namespace) -> dict[str, float]:
@@ -190,7 +204,7 @@ def continuous(args: argparse.Namespace) -> dict[str, float]:
     rows, prompt, new = (4, 16, 16) if args.small else (16, 128, 256)
     policy = shaped_policy(args)
     prompts, settings, options = sampling_case(rows, prompt, new)
-    runs = times(args.device, lambda: list(sample_continuously(policy, prompts, rows, settings, **options)), 1)
+    runs = times(args.device, lambda: list(sample_continuously(policy, prompts, rows, settings, **options)), SAMPLED)
     return {"tokens_per_s": 4 * rows * new / min(runs)}
 
 

@@ -24,6 +24,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
+from arguments import at_least, output_file, write_output
 from growth_models import Models
 from growth_page import MAX_GROWTH, doublings, draw, markdown
 from growth_points import AXES, Demonstrations, Point, Record
@@ -77,9 +78,9 @@ def say(text: str) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--axis", action="append", choices=AXES, help="may be repeated; all by default")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=at_least(1), default=os.cpu_count())
     parser.add_argument("--build", type=Path, default=Path("build"))
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     points = [point for name in args.axis or AXES for of in AXES[name].series.values() for point in of.values()]
@@ -93,11 +94,11 @@ def main() -> int:
         for name in args.axis or AXES:
             results[name] = measure_axis(name, models, args)
     text = markdown(results, args, (time.monotonic() - began) / 60)
+    print(text)
     if args.output:
         for name, series in results.items():
             draw(AXES[name], series, args.output.parent / "images" / f"growth-{name}.png")
-        args.output.write_text(text)
-    print(text)
+        write_output(args.output, text)
     grown = doublings(results.get("length", {}), lambda r: r["peak_mb"])
     holds = all(g < MAX_GROWTH for g in itertools.chain(*grown.values()))
     if args.json:

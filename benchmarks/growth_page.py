@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from growth_points import AXES, Axis, Record
-from machine import machine
+from machine import measured_by
 
 MAX_GROWTH = 1.3
 
@@ -27,7 +27,7 @@ def held(result: Record) -> float:
 def markdown(results: dict[str, dict[str, dict[float, Record]]], args: argparse.Namespace, minutes: float) -> str:
     chosen = "".join(f" --axis {name}" for name in args.axis or ()) + options(args)
     intro = f"""
-    `python benchmarks/growth.py{chosen}` on {machine()}, float32, AdamW, {args.threads} thread(s) where nothing
+    {measured_by(f"python benchmarks/growth.py{chosen}")} float32, AdamW, {args.threads} thread(s) where nothing
     else is said; {minutes:.0f} minutes. Every point is a process of its own. Completions cannot end by themselves, so
     each has exactly the length that is named. Seconds are means over the timed steps, after one of short completions to
     warm up. A step is sampling, measuring (the reference's log-probabilities) and update, and what is done between

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
+from arguments import shown
 from grpo_vs_trl_settings import SETTINGS, WARM_UP, Run
-from machine import machine
+from machine import measured_by
 
 
 def markdown(results: dict[str, Run], agreed: Run | None, args: argparse.Namespace) -> str:
     lengths = "have their full length" if args.full else "end by themselves, and their own tokens count"
+    options = shown(sys.argv[1:], paths=("--output", "--build"), flags=("--json",))
     lines = [
         "# A GRPO step against TRL's",
         "",
-        f"`python benchmarks/grpo_vs_trl.py` on {machine()}: float32, AdamW, KL 0.001, {args.threads} threads.",
+        measured_by(f"python benchmarks/grpo_vs_trl.py{options}"),
+        f"float32, AdamW, KL 0.001, {args.threads} threads.",
         f"Medians (lowest - highest) of {args.rounds} round{'s' * (args.rounds > 1)}, alternating; "
         f"each run has {WARM_UP} steps to warm up.",
         f"Completions {lengths}. Memory: peak of the process with its children, and of the trainer alone (VmHWM).",

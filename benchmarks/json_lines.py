@@ -7,15 +7,28 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo.errors import InputError
+
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The objects in the file, oldest first; none if there is no file. A line that a kill cut off is skipped."""
+    """The objects in the file, oldest first; none if there is no file. A line that a kill cut off is skipped.
+
+    Raises:
+        InputError: it is no file of text, or may not be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8") if path.exists() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise InputError(f"{path}: the journal cannot be read: {why}; give another file") from None
     found = []
-    for line in path.read_text().splitlines() if path.is_file() else ():
+    for line in text.splitlines():
         try:
-            found.append(json.loads(line))
+            record = json.loads(line)
         except ValueError:  # empty, or cut off
             continue
+        if isinstance(record, dict):
+            found.append(record)
     return found
 
 

@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import get_args
 
+from arguments import at_least, output_file, write_output
 from claims import Claims
 from learning_cells import ROOT, Cell, Cpu, Journal, Load, cells, code_commit, run
 from learning_page import Records, failed, page
@@ -60,28 +61,26 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     claims = Claims.read()
     parser.add_argument("--seeds", type=int, nargs="+", default=claims.seeds.seeds())
-    parser.add_argument("--threads", type=int, nargs="+", default=[os.cpu_count() or 1])
+    parser.add_argument("--threads", type=at_least(1), nargs="+", default=[os.cpu_count() or 1])
     parser.add_argument("--cpu", nargs="+", default=["native"], choices=get_args(Cpu))
     parser.add_argument("--load", nargs="+", default=["quiet"], choices=get_args(Load))
-    parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="cells at a time")
     parser.add_argument("--recipe", default="tiny")
     parser.add_argument("--work", type=Path, default=Path("learning_cells"), help="homes of running cells, the journal")
     parser.add_argument("--journal", type=Path, help="else journal.jsonl of --work")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--show", action="store_true", help="run nothing")
     args = parser.parse_args()
     if args.journal and args.journal.is_dir():
         parser.error(f"--journal: {args.journal} is a folder; give a file")
-    if args.jobs < 1:
-        parser.error("--jobs: give 1 or more")
-    try:
-        version = r1_version(args.recipe)
-    except InputError as error:
-        parser.error(str(error))
     planned = cells(args.seeds, args.threads, args.cpu, args.load)
     work = args.work.absolute()
-    journal = Journal(args.journal or work / "journal.jsonl", args.recipe, version)
+    try:
+        journal = Journal(args.journal or work / "journal.jsonl", args.recipe, r1_version(args.recipe))
+        journal.records()
+    except InputError as error:
+        parser.error(str(error))
     if not args.show:
         study(planned, journal, args.recipe, work, args.jobs)
     known = journal.records()
@@ -91,9 +90,9 @@ def main() -> int:
     shown = [arg for arg in sys.argv[1:] if arg not in here]
     command = " ".join(["python benchmarks/learning.py", *shown])
     text = page(claims, records, planned, command, args.recipe, made_with(args.recipe, records, args.jobs))
-    if args.output:
-        args.output.write_text(text)
     print(text)
+    if args.output:
+        write_output(args.output, text)
     wrong = failed(claims, records)
     if args.json:
         print(json.dumps({"cells": len(records), "of": len(planned), "failed": [cell.name for cell in wrong]}))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from json_lines import add_line, read_lines
-from machine import machine
+from machine import ROOT, code_commit, machine
 
 Cpu = Literal["native", "avx2"]
 Load = Literal["quiet", "busy"]
@@ -29,7 +29,6 @@ AVX2 = {
     "NUMBA_CPU_FEATURES": "+sse2,+sse4.2,+avx,+avx2,+fma,+bmi,+bmi2,+f16c,+popcnt",
 }
 """What makes torch, oneDNN, MKL and numba compute as on a CPU without AVX-512."""
-ROOT = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -83,17 +82,6 @@ def run(cell: Cell, recipe: str, work: Path) -> dict[str, Any]:
     result = json.loads(done.stdout.splitlines()[-1])
     shutil.rmtree(home)
     return record | {"result": {name: result[name] for name in ("stages", "checkpoints")}}
-
-
-def code_commit() -> str:
-    """The last commit that changed the code or the recipes, with a + if files differ from it."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", *arguments, "--", "grpo", "tasks", "flows"]
-        return subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout.strip()
-
-    commit = git("log", "-1", "--format=%h")
-    return (commit + "+" if git("status", "--porcelain") else commit) or "unknown"
 
 
 class Journal:

@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.load_page import measured_by
+from benchmarks.arguments import at_least, output_file, write_output
+from benchmarks.machine import measured_by
 from benchmarks.tiny_models import build
 from tests.support import parallel_jobs, shard_jobs
 
@@ -67,9 +68,9 @@ def peak(processes: int, cost: Callable[..., dict[str, float]], *arguments: Path
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--processes", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--write", type=Path, metavar="PAGE")
+    parser.add_argument("--processes", type=at_least(1), nargs="+", default=[2, 4])
+    parser.add_argument("--layers", type=at_least(1), default=24)
+    parser.add_argument("--write", type=output_file, metavar="PAGE")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="load-memory-") as folder:
         small, large = Path(folder) / "small", Path(folder) / "large"
@@ -88,10 +89,9 @@ def main() -> int:
         copied = peak(1, shard_jobs.cost_of_copying, small, large, Path(folder) / "copy")
         wrong += [1] if copied[0] > 5 * LAYER else []
     text = page(" ".join(map(str, args.processes)), args.layers, whole, rows, copied)
+    print(text)
     if args.write:
-        args.write.write_text(text)
-    else:
-        print(text)
+        write_output(args.write, text)
     return 1 if wrong else 0
 
 

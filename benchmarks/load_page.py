@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
-from benchmarks.machine import machine
+from benchmarks.arguments import write_output
 
 TITLE = "# Under load\n\nA section for each load. Its first line has the command, the commit and the machine.\n"
-
-
-def measured_by(command: str) -> str:
-    """First line of a section: command, commit and machine."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
-    return f"`{command}`, at commit {commit}, on {machine()}."
 
 
 def write_section(page: Path, section: str) -> None:
@@ -24,4 +17,4 @@ def write_section(page: Path, section: str) -> None:
     old = re.search(rf"^{re.escape(title)}\n.*?(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     before, after = (text[: old.start()], text[old.end() :]) if old else (text, "")
     parts = [before, section, after]
-    page.write_text("\n\n".join(part.strip("\n") for part in parts if part.strip("\n")) + "\n")
+    write_output(page, "\n\n".join(part.strip("\n") for part in parts if part.strip("\n")) + "\n")

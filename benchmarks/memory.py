@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from machine import machine
+from arguments import output_file, write_output
+from machine import measured_by
+from trainer_memory import trainer_mb
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from grpo.config.common import Optimizer
@@ -40,16 +40,6 @@ CASES: dict[str, tuple[tuple[str, ...], dict[str, Any], bool]] = {
         True,
     ),
 }
-MEASURED = """
-import resource, sys
-from grpo.train import main
-code = main(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
-sys.exit(code)
-"""
-NOTHING = (
-    "import resource, torch, transformers, grpo.rl.trainer; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
-)
 
 
 def tiny(folder: Path) -> Path:
@@ -96,23 +86,17 @@ def peak_mb(name: str, model: Path, work: Path, settings: dict[str, Any], reward
         "result": work / "result.json",
     }
     (work / "job.json").write_text(json.dumps(job, default=str))
-    return _kilobytes([sys.executable, "-c", MEASURED, str(work / "job.json")]) / 1024
-
-
-def _kilobytes(command: list[str]) -> float:
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "TQDM_DISABLE": "1"}
-    )
-    return float(done.stdout.split()[-1])
+    return trainer_mb(work / "job.json")
 
 
 def markdown(rows: dict[str, list[tuple[str, float]]], sizes: dict[str, float], floor: float) -> str:
     lines = [
         "# Memory by method",
         "",
-        f"`python benchmarks/memory.py` on {machine()}: peak resident memory of the trainer over two steps of",
-        "2 problems x 4 completions of at most 32 tokens, float32, AdamW, micro-batches of 512 tokens, in MB. An",
-        f"idle trainer (Python, torch, transformers) holds {floor:.0f} MB; the number in brackets leaves that out.",
+        measured_by("python benchmarks/memory.py"),
+        "Peak resident memory of the trainer (VmHWM) over two steps of 2 problems x 4 completions of at most 32",
+        "tokens, float32, AdamW, micro-batches of 512 tokens, in MB. An idle trainer (Python, torch, transformers)",
+        f"holds {floor:.0f} MB; the number in brackets leaves that out.",
         "",
         "| method | models | " + " | ".join(f"{name} ({sizes[name]:.1f} M parameters)" for name in rows) + " |",
         "|---" * (len(rows) + 2) + "|",
@@ -127,13 +111,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=Path("build/real_model/SmolLM2-135M-Instruct"))
     parser.add_argument("--folder", type=Path, default=Path("build/memory"))
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     args = parser.parse_args()
     if not (args.model / "config.json").is_file():
         parser.error(f"{args.model}: no model folder; run benchmarks/real_model.py once, or give --model")
     torch.manual_seed(0)
     models = {"tiny": tiny(args.folder / "tiny"), args.model.name: args.model}
-    floor = _kilobytes([sys.executable, "-c", NOTHING]) / 1024
+    floor = trainer_mb()
     rows: dict[str, list[tuple[str, float]]] = {}
     sizes: dict[str, float] = {}
     for name, model in models.items():
@@ -144,9 +128,9 @@ def main() -> int:
             rows[name].append((case, peak_mb(case, model.resolve(), work.resolve(), settings, reward_model)))
             print(f"{name}: {case}: {rows[name][-1][1]:,.0f} MB", file=sys.stderr, flush=True)
     text = markdown(rows, sizes, floor)
-    if args.output:
-        args.output.write_text(text)
     print(text)
+    if args.output:
+        write_output(args.output, text)
     return 0
 
 

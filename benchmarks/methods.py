@@ -3,12 +3,14 @@
 python benchmarks/methods.py [--seeds 0 1 2] [--folder build/methods] [--output docs/measured/methods.md]
     [--plot docs/measured/images/methods.png]
 
-Every method gets as many steps and completions as GRPO. Results are kept in the folder; a second call continues.
+Every method gets as many steps and completions as GRPO. Results are kept in the folder, for each version of the recipe
+and of the methods; a second call continues.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -16,7 +18,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from machine import machine
+from arguments import output_file, write_output
+from claims import Claims
+from machine import measured_by
+from recipe_version import r1_version
 
 from flows.recipe.load import load_recipe
 from grpo.data.records import read_samples
@@ -44,7 +49,7 @@ CLAIMS = (  # (better, worse, what, source)
     ("ppo, lambda 1.0", "ppo, lambda 0.95", "while training", "R1 v2, supplement"),
     ("grpo", "grpo, no language reward", "language", "R1, ablation"),
 )
-EVALUATION = {"temperature": 0.6, "top_p": 0.95, "max_new_tokens": 80, "batch_size": 512}
+PAGE = Path("docs/measured/methods.md")
 
 
 def r1(home: Path, *arguments: str) -> str:
@@ -86,15 +91,21 @@ def evaluate(work: Path, model: Path, problems: Path, seed: int) -> dict[str, An
         "problems": [problems / "held_out.parquet"],
         "first": {"reasoning": 256},
         "samples_per_problem": 4,
-        "sampling": EVALUATION,
+        "sampling": load_recipe("tiny").evaluate.sampling.model_dump(mode="json", exclude_unset=True),
     }
     train("sample", work, tasks=[task], seed=seed)
     return reasoning_metrics(read_samples(work / "out" / "held_out"), confidence=0.95)
 
 
+def version() -> str:
+    """8 hex digits that change with whatever decides the results: the recipe, with its evaluation, and the methods."""
+    of = [r1_version("tiny"), VARIANTS]
+    return hashlib.sha256(json.dumps(of).encode()).hexdigest()[:8]
+
+
 def measure(folder: Path, seed: int) -> dict[str, Any]:
     """Every variant for one seed: its evaluation and its learning curve."""
-    of_seed = folder / f"seed-{seed}"
+    of_seed = folder / f"seed-{seed}" / version()
     kept = of_seed / "results.json"
     results = json.loads(kept.read_text()) if kept.is_file() else {}
     missing = [name for name in ("dev1", *VARIANTS) if name not in results]
@@ -114,23 +125,30 @@ def measure(folder: Path, seed: int) -> dict[str, Any]:
             model = work / "out"
         metrics = evaluate(of_seed / f"evaluate-{work.name}", model, start["problems"], seed)
         results[name] = {"metrics": metrics, "curve": [r["reward_accuracy"] for r in curve]}
-        kept.write_text(json.dumps(results))
+        write_output(kept, json.dumps(results))
         print(f"seed {seed}: {name}: pass@1 {metrics['pass@1']:.1%}", file=sys.stderr, flush=True)
     return results
 
 
-def markdown(by_seed: dict[int, dict[str, Any]], plot: Path | None) -> str:
-    seeds = list(by_seed)
+def markdown(by_seed: dict[int, dict[str, Any]], plot: str | None) -> str:
+    """The page. `plot`: the picture's place, from the page's folder."""
+    seeds, sampling = list(by_seed), load_recipe("tiny").evaluate.sampling
+    tuned = [seed for seed in seeds if seed in Claims.read().seeds.tuned_on]
     lines = [
         "# The methods beside each other",
         "",
-        f"`python benchmarks/methods.py --seeds {' '.join(map(str, seeds))}` on {machine()}.",
+        measured_by(f"python benchmarks/methods.py --seeds {' '.join(map(str, seeds))}"),
         "Each method starts from the Dev1 of the recipe `tiny` and gets 70 steps of 24 problems x 8 completions with",
         "the settings of its reasoning RL; only what the name says differs, but for DPO's rate. pass@1: mean of 4",
-        "samples at temperature 0.6 on 256 held-out problems, with a 95% bootstrap interval over problems; while",
-        "training: accuracy of the sampled completions, mean over all steps, where they are the policy's own.",
+        f"samples at temperature {sampling.temperature:g} on 256 held-out problems, with a 95% bootstrap interval over",
+        "problems; while training: accuracy of the sampled completions, mean over all steps, where they are the",
+        "policy's own.",
         "",
-        *([f"![Accuracy of the completions while training]({plot.relative_to('docs/measured')})", ""] if plot else []),
+        *(
+            [f"Seeds on which the recipe's settings, and so GRPO's, were tuned: {', '.join(map(str, tuned))}.", ""]
+            * bool(tuned)
+        ),
+        *([f"![Accuracy of the completions while training]({plot})", ""] if plot else []),
         "| method | "
         + " | ".join(f"pass@1, seed {s}" for s in seeds)
         + " | mean | while training | language | tokens |",
@@ -204,16 +222,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--folder", type=Path, default=Path("build/methods"))
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--output", type=output_file)
+    parser.add_argument("--plot", type=output_file)
     args = parser.parse_args()
     by_seed = {seed: measure(args.folder.resolve(), seed) for seed in args.seeds}
+    page = args.output or PAGE
+    text = markdown(by_seed, os.path.relpath(args.plot, page.parent) if args.plot else None)
+    print(text)
     if args.plot:
         draw(by_seed, args.plot)
-    text = markdown(by_seed, args.plot)
     if args.output:
-        args.output.write_text(text)
-    print(text)
+        write_output(args.output, text)
     return 0
 
 

@@ -70,16 +70,23 @@ def first_run(recipe: str, overrides: Sequence[str], folder: Path) -> tuple[Dire
 
     prepare_environment()
     from flows.prefect_flows import train_r1
-    from flows.stage_contract import runner
-    from tasks.trainer import launch
 
-    launch.watched = directly = Directly(launch.watched, folder)  # type: ignore[assignment]
-    runner._build = builds = Builds(runner._build)  # type: ignore[assignment]
+    directly, builds = watch(folder)
     tracking().open()
     with prefect_server(home() / "logs"):
         train_r1(recipe=recipe, overrides=[*overrides])
     direct = sum(directly.direct_s)
     return directly, builds.seconds - direct, time.monotonic() - began - direct
+
+
+def watch(folder: Path) -> tuple[Directly, Builds]:
+    """Takes the time of the trainers and stages of this process from now on."""
+    from flows.stage_contract import runner
+    from tasks.trainer import launch
+
+    directly, builds = Directly(launch.run_watched, folder), Builds(runner._build)
+    launch.run_watched, runner._build = directly, builds  # type: ignore[assignment]
+    return directly, builds
 
 
 class Builds:

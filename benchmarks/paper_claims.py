@@ -27,10 +27,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from arguments import at_least, output_file
 from paper_claims_design import FILE, Design, PaperClaim, Run
 from paper_claims_estimate import estimate_seconds
 from paper_claims_outcomes import Study
-from paper_claims_page import page, power_table, write
+from paper_claims_page import around, page, power_table, write
 from paper_claims_plan import Journal, current, decide, main_runs, superseded
 from pydantic import ValidationError
 
@@ -150,13 +151,13 @@ def main() -> int:
     )
     parser.add_argument("--questions", nargs="+", default=[], choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--seeds", type=int, nargs="+", choices=design.seeds.seeds(), metavar="N", help="some of them")
-    parser.add_argument("--jobs", type=int, default=1, help="seeds side by side; set OMP_NUM_THREADS to fit")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="seeds side by side; set OMP_NUM_THREADS to fit")
     parser.add_argument("--home", type=Path, default=Path("build/paper_claims"), help="R1FLOW_HOME of the runs")
     parser.add_argument("--journal", type=Path, help="results; else journal.jsonl of --home")
     parser.add_argument("--dispatch", action="store_true", help="every stage on its work pool")
     parser.add_argument("--estimate", action="store_true", help="run nothing: cost and power")
     parser.add_argument("--show", action="store_true", help="run nothing: the page as it would be now")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -173,6 +174,12 @@ def main() -> int:
         journal = journal_of(design, args)
     except InputError as error:
         parser.error(f"--design {path}: {error}")
+    try:
+        if args.output:
+            around(args.output)
+        journal.records()
+    except InputError as error:
+        parser.error(str(error))
     print(cost(design, arms, seeds, journal, args.home), file=sys.stderr, flush=True)
     if args.estimate:
         nothing = Study(design, {}, {})
@@ -187,9 +194,9 @@ def main() -> int:
     results = [so_far.result(claim) for claim in design.claims]
     hours = cost(design, every_arm, design.seeds.seeds(), journal, args.home)
     text = page(design, results, choices, records, superseded(design, found), hours, shown_home)
+    print(text)
     if args.output and done:
         write(args.output, text)
-    print(text)
     return 0 if done else 1
 
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from arguments import at_least, output_file, write_output
+
 KINDS = {
     "matrix products": ("mm", "addmm", "addmm_", "bmm", "baddbmm", "_mkl_linear"),
     "attention": ("_scaled_dot_product", "decode_attention"),
@@ -33,7 +35,12 @@ KINDS = {
         *("exp_", "amax", "sub_", "cumsum", "topk", "sort", "searchsorted", "log", "sample_tokens"),
     ),
 }
-LOOPS = ("decode_attention", "sum_rows", "sample_tokens")  # of `grpo.model.cpu.kernels`; its others are of the rest
+LOOPS = (
+    *("decode_attention", "sum_rows", "sample_tokens"),
+    # These count as the rest.
+    *("rms_norm", "rms_norm_backward", "add_rms_norm", "rotary", "swiglu", "swiglu_fused", "swiglu_backward"),
+)
+"""Functions of `grpo.model.cpu.kernels` that the profiler shall show."""
 SETTINGS = ("small", "long", "demo")
 REST = "norms, gates, additions"
 BEFORE, UPDATE = "before the update", "update"
@@ -74,26 +81,29 @@ def profile_step(name: str, build: Path, work: Path) -> dict[str, Profile]:
 
     import grpo.rl.trainer
     import grpo.rl.update
-    from grpo.model.cpu import kernels
 
     args = argparse.Namespace(work=work, build=build, trl_rows=None, full=False, steps=1, micro_batch_tokens=None)
     case = replace(make_case(name, args), warm_up=1, steps=1)
     found: dict[str, Profile] = {}
-    for loop in (
-        "rms_norm",
-        "rms_norm_backward",
-        "add_rms_norm",
-        "rotary",
-        "swiglu",
-        "swiglu_fused",
-        "swiglu_backward",
-        *LOOPS,
-    ):
-        setattr(kernels, loop, named(f"kernels::{loop}", getattr(kernels, loop)))
+    name_loops()
     watch(grpo.rl.trainer.Trainer, "_roll_out", BEFORE, found)
     watch(grpo.rl.update.Update, "__call__", UPDATE, found)
     ours(case)
     return found
+
+
+def name_loops() -> None:
+    """Names the loops for the profiler, in `kernels` and in every module that has imported one of them by its name."""
+    import grpo.generation.draw_tokens
+    import grpo.model.decode.step_rows  # noqa: F401
+    from grpo.model.cpu import kernels
+
+    for loop in LOOPS:
+        function = getattr(kernels, loop)
+        seen = named(f"kernels::{loop}", function)
+        for name, module in [*sys.modules.items()]:
+            if name.startswith("grpo.") and vars(module).get(loop) is function:
+                setattr(module, loop, seen)
 
 
 def named(name: str, function: Any) -> Any:
@@ -122,12 +132,12 @@ def watch(owner: Any, method: str, part: str, found: dict[str, Profile]) -> None
 
 
 def markdown(found: dict[str, dict[str, Profile]], arguments: str) -> str:
-    from machine import machine
+    from machine import measured_by
 
     lines = [
         "# Where a step's seconds go",
         "",
-        f"`python benchmarks/profile_step.py{arguments}` on {machine()}.",
+        measured_by(f"python benchmarks/profile_step.py{arguments}"),
         "Settings as in [grpo_vs_trl.md](grpo_vs_trl.md). The profiler itself takes time, so small operations look",
         "somewhat larger than they are.",
     ]
@@ -150,9 +160,9 @@ def main() -> int:
     parser.add_argument(
         "--setting", action="append", choices=["small", "long", "demo"], help="small and demo by default"
     )
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=at_least(1), default=os.cpu_count())
     parser.add_argument("--build", type=Path, default=Path("build"))
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
@@ -178,9 +188,9 @@ def main() -> int:
             found[name] = {part: Profile(p["wall"], Counter(p["kinds"])) for part, p in kept.items()}
     arguments = "".join(f" --setting {name}" for name in args.setting or ())
     text = markdown(found, arguments)
-    if args.output:
-        args.output.write_text(text)
     print(text)
+    if args.output:
+        write_output(args.output, text)
     if args.json:
         print(json.dumps({n: {part: [p.wall, p.kinds] for part, p in parts.items()} for n, parts in found.items()}))
     return 0

@@ -18,14 +18,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 
+from benchmarks.arguments import at_least, output_file
 from benchmarks.extras import need
-from benchmarks.load_page import measured_by, write_section
+from benchmarks.load_page import write_section
+from benchmarks.machine import measured_by
 from tests.support.installation import Installation, postgres_installation
 
 SERVERS = ("prefect", "mlflow", "postgres")
@@ -139,8 +140,8 @@ def flaws(r1flow: Installation, ids: list[str], seeds: dict[str, int]) -> list[s
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=200)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section into this page")
+    parser.add_argument("--runs", type=at_least(1), default=200)
+    parser.add_argument("--write", type=output_file, metavar="FILE", help="write the section into this page")
     args = parser.parse_args()
     need("psycopg")
     with postgres_installation() as r1flow:

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from arguments import output_file, write_output
 from machine import machine
 from real_model import fetch_model
 
@@ -113,7 +114,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work", type=Path, default=Path("build/real_families"))
     parser.add_argument("--model", type=Path, help="a folder; else that of benchmarks/real_model.py")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     model = (args.model or fetch_model(args.work)).absolute()
@@ -132,7 +133,7 @@ def main() -> int:
         print(lines[-1], flush=True)
         print(repr(of["completion"]), file=sys.stderr, flush=True)
     if args.output:
-        args.output.write_text("\n".join([*lines, ""]))
+        write_output(args.output, "\n".join([*lines, ""]))
     return 0
 
 

@@ -18,6 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from arguments import output_file, write_output
 from claims import Claims
 from learning_cells import ROOT, code_commit
 from machine import machine
@@ -81,9 +82,17 @@ def by_family(problems: Path, evaluation: Path) -> dict[str, dict[str, dict[str,
     return found
 
 
-def curves(home: Path) -> dict[str, dict[str, dict[int, float]]]:
-    """Stage -> metric -> step -> value, of the RL stages, from the run's MLflow record."""
-    os.environ["R1FLOW_HOME"] = str(home)
+def curves(home: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Stage -> metric -> step -> value, of the RL stages, from the MLflow record of the home's latest run. A process of
+    its own reads it: MLflow keeps to the first home that a process opens, and hands it on to children."""
+    command = [sys.executable, __file__, "--curves"]
+    environment = {**os.environ, "R1FLOW_HOME": str(home)}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def read_curves() -> dict[str, dict[str, dict[int, float]]]:
+    """`curves` of the home of this process."""
     from flows import runs
 
     latest = runs.load("latest")
@@ -102,11 +111,15 @@ def main() -> int:
     parser.add_argument("--records", type=Path, help="results of the seeds, a file each; else --work")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="for a try; not for the page")
     parser.add_argument("--model", type=Path, help="a folder; else that of benchmarks/real_model.py")
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     parser.add_argument("--show", action="store_true", help="run nothing")
+    parser.add_argument("--curves", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.set and args.output:
-        parser.error("the page is of the recipe as it ships; leave --set or --output out")
+    if args.curves:
+        print(json.dumps(read_curves()))
+        return 0
+    if (args.set or args.model) and args.output:
+        parser.error("the page is of the recipe and the model as they ship; leave --set, --model or --output out")
     if args.records and args.records.is_file():
         parser.error(f"--records: {args.records} is a file; give a folder")
     work = args.work.absolute()
@@ -115,11 +128,12 @@ def main() -> int:
         for place in (work, folder):
             place.mkdir(parents=True, exist_ok=True)
     mark = {"version": r1_version(RECIPE), "overrides": args.set}
+    mark |= {"model": str(args.model.absolute())} if args.model else {}
     records: list[dict[str, Any]] = []
     for seed in args.seeds:
         path = folder / f"seed-{seed}.json"
         known = json.loads(path.read_text()) if path.is_file() else {}
-        if {name: known.get(name) for name in mark} != mark:
+        if {name: known[name] for name in ("version", "overrides", "model") if name in known} != mark:
             if args.show:
                 continue
             model = (args.model or fetch_model(work)).absolute()
@@ -129,10 +143,10 @@ def main() -> int:
     if not records:
         parser.error("no seed has been run with this version of the recipe")
     text = page(claims, records, args.seeds, tried(args.output))
-    if args.output:
-        args.output.write_text(text)
-        draw(records, args.output.parent / "images" / "real.png")
     print(text)
+    if args.output:
+        write_output(args.output, text)
+        draw(records, args.output.parent / "images" / "real.png")
     values = [claim.holds(claim.value(record["result"])) for record in records for claim in claims.claims]
     return 0 if all(values) and len(records) == len(args.seeds) else 1
 

@@ -125,10 +125,15 @@ def gaps(records: Sequence[Record]) -> list[str]:
     return lines
 
 
+def has_curves(record: Record) -> bool:
+    """Whether the record has a step of any curve. MLflow's of a run may be lost."""
+    return any(curve for of_stage in record["curves"].values() for curve in of_stage.values())
+
+
 def _drawn(records: Sequence[Record]) -> str:
     """Which seeds the picture has."""
     with_curves, without = (
-        [record["seed"] for record in records if bool(record["curves"]) == has] for has in (True, False)
+        [record["seed"] for record in records if has_curves(record) == has] for has in (True, False)
     )
     missing = f" The record of {_seeds(without)} has no curves." if without else ""
     return (f"The picture has {_seeds(with_curves)}." if with_curves else "The picture is an older one.") + missing
@@ -180,7 +185,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
 def draw(records: Sequence[Record], path: Path) -> None:
     """A panel for each metric and RL stage, with a line for each seed whose record has curves. Without any, a picture
     that is there stays."""
-    records = [record for record in records if record["curves"]]
+    records = list(filter(has_curves, records))
     if not records:
         return
     import matplotlib
@@ -193,7 +198,7 @@ def draw(records: Sequence[Record], path: Path) -> None:
     for row, (metric, title) in zip(panels, CURVES.items(), strict=True):
         for panel, stage in zip(row, stages, strict=True):
             for record in records:
-                curve = record["curves"][stage].get(metric, {})
+                curve = record["curves"].get(stage, {}).get(metric, {})
                 steps = sorted(curve, key=int)
                 values = smoothed([curve[step] for step in steps])
                 panel.plot([int(step) for step in steps], values, label=f"seed {record['seed']}")

@@ -3,7 +3,8 @@
 python benchmarks/reward_hacking.py [--steps 120] [--seed 0] [--json] [--output docs/measured/reward_hacking.md]
 
 Three runs of `alignment_rl` of `tiny` from the same Dev3 and reward models: as shipped; `unguarded`: preference
-rewards in every step, no KL penalty, general prompts mostly, nothing against repetition, faster and for longer;
+rewards in every step, no KL penalty, general prompts mostly, rules at a fifth of their weight, preference rewards at
+twice theirs, but `safe` at half of its share, nothing against repetition, twice the learning rate, and for longer;
 `guarded`: the same with guards that stop. What is rewarded (the helpful model's score) is printed beside what is not:
 the rule judge's win rate over Dev3, harmless prompts refused, pass@1. Everything before alignment is reused where it is
 there.
@@ -16,10 +17,10 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
-from machine import machine
+from arguments import at_least, output_file, write_output
+from machine import measured_by
 
 SHOWN = {
     "helpful": ("helpful score (rewarded)", "{:.2f}"),
@@ -67,11 +68,13 @@ def markdown(steps: int, seed: int, rows: dict[str, dict[str, Any]], caught: str
     lines = [
         "# Reward hacking, and the guard that catches it",
         "",
-        f"`python benchmarks/reward_hacking.py --steps {steps} --seed {seed}` on {machine()}, recipe `tiny`.",
+        measured_by(f"python benchmarks/reward_hacking.py --steps {steps} --seed {seed}"),
+        "Recipe `tiny`.",
         "",
         "R1 gives preference rewards in the last 400 of 1,700 steps only: more of them leads to reward hacking.",
         f"`unguarded` is alignment without such restraint: preference rewards in all of {steps} steps, no KL penalty,",
-        "four general prompts for one problem, rules at a fifth of their weight, none against repetition.",
+        "four general prompts for one problem, rules at a fifth of their weight, preference rewards at twice theirs,",
+        "of which `safe` counts half as much, none against repetition, and twice the learning rate.",
         "`alignment_rl` is the recipe as it is shipped. The helpful score is what is rewarded; the judge, who is no",
         "part of the reward, compares with Dev3. Repeated is the share of four-word runs that an answer had before.",
         "",
@@ -86,9 +89,9 @@ def markdown(steps: int, seed: int, rows: dict[str, dict[str, Any]], caught: str
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--steps", type=at_least(1), default=120)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     shipped, _ = run(args.seed, [])
@@ -99,9 +102,9 @@ def main() -> int:
     rows = {"dev3": shipped["checkpoints"]["dev3"], "alignment_rl": shipped["checkpoints"]["r1"]}
     rows |= {"unguarded": hacked["checkpoints"]["r1"]}
     text = markdown(args.steps, args.seed, rows, caught)
-    if args.output:
-        args.output.write_text(text)
     print(text)
+    if args.output:
+        write_output(args.output, text)
     shipped_row, hacked_row = rows["alignment_rl"], rows["unguarded"]
     found = {
         "rewarded_more": hacked_row["helpful"] - shipped_row["helpful"],

@@ -11,13 +11,15 @@ families the slowest counts at each length. The picture goes to images/reward_ti
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from adversarial import TEXTS, problem, targets
-from machine import machine
+from arguments import at_least, output_file, shown, write_output
+from machine import measured_by
 
 from grpo.rewards.language import load
 from grpo.rewards.reasoning_gym import pack_entry
@@ -72,7 +74,8 @@ def page(times: Times, lengths: list[int]) -> str:
     lines = [
         "# Time of rewards by the length of an answer",
         "",
-        f"`python benchmarks/reward_time.py` on {machine()}: CPU seconds for the slowest of {len(TEXTS)} texts,",
+        measured_by(f"python benchmarks/reward_time.py{shown(sys.argv[1:], paths=['--output'])}"),
+        f"CPU seconds for the slowest of {len(TEXTS)} texts,",
         "such as brackets, spaces, number lists and unclosed tags. Ten times the length takes about ten times as long.",
         "Rewards read the text as reasoning and as summary, so twice as much and more. `math` parses at most 1,000",
         "characters, `reasoning_gym` at most 20,000: a longer answer is wrong.",
@@ -111,17 +114,17 @@ def draw(times: Times, path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[10_000, 100_000, 1_000_000])
+    parser.add_argument("--lengths", type=at_least(1), nargs="+", default=[10_000, 100_000, 1_000_000])
     parser.add_argument("--limit", type=float, default=20.0)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     options = parser.parse_args()
     load()
     times = measure(options.lengths, options.limit)
     text = page(times, options.lengths)
-    if options.output:
-        options.output.write_text(text)
-        draw(times, options.output.parent / "images" / "reward_time.png")
     print(text)
+    if options.output:
+        write_output(options.output, text)
+        draw(times, options.output.parent / "images" / "reward_time.png")
 
 
 if __name__ == "__main__":

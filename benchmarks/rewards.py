@@ -13,12 +13,13 @@ import multiprocessing
 import operator
 import os
 import statistics
+import sys
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, wait
-from pathlib import Path
 from typing import Any
 
-from machine import machine
+from arguments import at_least, output_file, shown, write_output
+from machine import measured_by
 
 from grpo.data.records import Problem
 from grpo.processes.pool import Pool
@@ -83,10 +84,10 @@ def plain(executor: ProcessPoolExecutor, workers: int, count: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--completions", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, nargs="+", default=sorted({1, 2, os.cpu_count() or 1}))
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--completions", type=at_least(1), default=10_000)
+    parser.add_argument("--rounds", type=at_least(1), default=3)
+    parser.add_argument("--workers", type=at_least(1), nargs="+", default=sorted({1, 2, os.cpu_count() or 1}))
+    parser.add_argument("--output", type=output_file)
     options = parser.parse_args()
     count = options.completions
     pools = {workers: Pool(workers, 60.0, 4 << 30) for workers in options.workers}
@@ -110,7 +111,8 @@ def main() -> None:
     lines = [
         "# How fast rewards are computed",
         "",
-        f"`python benchmarks/rewards.py` on {machine()}, median of {options.rounds} rounds.",
+        measured_by(f"python benchmarks/rewards.py{shown(sys.argv[1:], paths=['--output'])}"),
+        f"Median of {options.rounds} rounds.",
     ]
     lines.append(f"{count:,} completions; the machine's load at the end was {load:.1f}.\n")
     lines.append(
@@ -131,9 +133,9 @@ def main() -> None:
         lines.append(f"| {workers} | {took[workers, 'all fast']:.2f} | {with_:.2f} | {held:.2f} |")
     lines.append(f"\nA sandboxed program that does nothing: {1000 * sandboxed(20):.0f} ms. Walls: {protections()}")
     text = "\n".join(lines) + "\n"
-    if options.output:
-        options.output.write_text(text)
     print(text)
+    if options.output:
+        write_output(options.output, text)
 
 
 def sandboxed(count: int) -> float:

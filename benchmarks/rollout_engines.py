@@ -120,7 +120,8 @@ def load_vllm(case: Case) -> Engine:
     def engine(prompts: Prompts, limits: Limits) -> Limits:
         llm.reset_prefix_cache()  # another policy each step: nothing of the last rollout holds
         asked = [{"prompt_token_ids": p} for p, group in zip(prompts, limits, strict=True) for _ in group]
-        settings = [SamplingParams(temperature=1.0, max_tokens=n, ignore_eos=True) for group in limits for n in group]
+        common = {"temperature": 1.0, "ignore_eos": True, "detokenize": False}  # no text, as the others
+        settings = [SamplingParams(max_tokens=n, **common) for group in limits for n in group]
         lengths = iter([len(o.outputs[0].token_ids) for o in llm.generate(asked, settings, use_tqdm=False)])
         return [[next(lengths) for _ in group] for group in limits]
 

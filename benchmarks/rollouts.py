@@ -21,9 +21,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from arguments import at_least, output_file, shown, write_output
 from extras import stop
 from inputs import long_prompts, need_model, smollm2, without_end
-from machine import machine
+from machine import machine, measured_by
 from measure import run
 from rollout_engines import Case
 
@@ -98,10 +99,12 @@ def ratios(runs: dict[str, list[Run]]) -> Run:
 
 def markdown(runs: dict[str, list[Run]], case: Case, args: argparse.Namespace) -> str:
     tokens = [sum(map(sum, limits)) for limits in case.limits]
+    options = shown(sys.argv[1:], paths=("--output", "--build", "--vllm"), flags=("--json",))
     lines = [
         "# Grouped sampling",
         "",
-        f"`python benchmarks/rollouts.py` on {machine()}: SmolLM2-135M, float32,",
+        measured_by(f"python benchmarks/rollouts.py{options}"),
+        "SmolLM2-135M, float32,",
         f"{args.prompts} prompts of {args.prompt_tokens} tokens x {args.group} completions of {SHORTEST} to "
         f"{args.max_new_tokens} tokens, the same lengths for all",
         f"({sum(tokens):,} tokens in {len(tokens)} rollouts). Medians (lowest - highest) of {args.rounds} rounds, "
@@ -129,17 +132,17 @@ def markdown(runs: dict[str, list[Run]], case: Case, args: argparse.Namespace) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=4)
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--prompts", type=int, default=2, help="prompts of a rollout")
-    parser.add_argument("--group", type=int, default=16, help="completions of a prompt")
-    parser.add_argument("--prompt-tokens", type=int, default=256)
-    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--rollouts", type=at_least(1), default=4)
+    parser.add_argument("--rounds", type=at_least(1), default=2)
+    parser.add_argument("--prompts", type=at_least(1), default=2, help="prompts of a rollout")
+    parser.add_argument("--group", type=at_least(1), default=16, help="completions of a prompt")
+    parser.add_argument("--prompt-tokens", type=at_least(1), default=256)
+    parser.add_argument("--max-new-tokens", type=at_least(SHORTEST), default=128)
     parser.add_argument("--engine", action="append", choices=LABELS, help="may be repeated; all by default")
     parser.add_argument("--vllm", type=Path, default=Path("build/vllm/bin/python"), help="Python of vLLM's environment")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=at_least(1), default=os.cpu_count())
     parser.add_argument("--build", type=Path, default=Path("build"))
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
@@ -157,9 +160,9 @@ def main() -> int:
             for name in [*names[first:], *names[:first]]:
                 runs[name].append(run_engine(name, case_file, args, f"round {number + 1}"))
     text = markdown(runs, case, args)
-    if args.output:
-        args.output.write_text(text)
     print(text)
+    if args.output:
+        write_output(args.output, text)
     if args.json:
         engines = {name: summary(of_engine) for name, of_engine in runs.items()}
         print(json.dumps(ratios(runs) | {"engines": engines, "machine": machine()}))

@@ -21,7 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from machine import machine
+from arguments import output_file, write_output
+from machine import measured_by
 from measure import run
 
 from grpo.config.common import Sampling
@@ -139,12 +140,24 @@ def measured(samples: int, work: Path) -> dict[str, Any]:
     return result
 
 
+def sample_count(text: str) -> int:
+    """Type of an argument: so many samples of whole problems, in each of the sizes."""
+    count = int(text)
+    if count < PER_PROBLEM or any(size % PER_PROBLEM for size in sizes_up_to(count)):
+        raise argparse.ArgumentTypeError(f"{count}: give a multiple of {100 * PER_PROBLEM}")
+    return count
+
+
+def sizes_up_to(samples: int) -> list[int]:
+    return [size for size in (samples // 100, samples // 10, samples) if size]
+
+
 def markdown(sizes: list[dict[str, Any]]) -> str:
     largest = sizes[-1]
     lines = [
         "# The data factory at 8 thousand to 800 thousand samples",
         "",
-        f"`python benchmarks/sft_data.py --samples {largest['samples']}` on {machine()}.",
+        measured_by(f"python benchmarks/sft_data.py --samples {largest['samples']}"),
         "",
         "| samples | seconds | samples/s | us a sample | peak memory, GB |",
         "|--:|--:|--:|--:|--:|",
@@ -161,8 +174,8 @@ def markdown(sizes: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=800_000)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--samples", type=sample_count, default=800_000)
+    parser.add_argument("--output", type=output_file)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
@@ -172,10 +185,11 @@ def main() -> None:
         print(json.dumps(make(args.one, args.work, args.shard_problems)))
         return
     with tempfile.TemporaryDirectory() as work:
-        sizes = [measured(n, Path(work)) for n in (args.samples // 100, args.samples // 10, args.samples) if n]
+        sizes = [measured(n, Path(work)) for n in sizes_up_to(args.samples)]
+    text = markdown(sizes)
+    print(text)
     if args.output:
-        args.output.write_text(markdown(sizes))
-    print(markdown(sizes))
+        write_output(args.output, text)
     if args.json:
         keys = ("samples", "seconds", "samples_per_s", "peak_rss_gb")
         print(json.dumps({k: sizes[-1][k] for k in keys} | {"sizes": [{k: s[k] for k in keys} for s in sizes]}))

@@ -4,7 +4,7 @@
 
 Writes so many conversations as parquet, of random digits that are a token each, and runs `python -m grpo.train` on them
 for one step with a model of two small layers, so that what is measured is the data. Then it runs the same job again
-without its checkpoint: the tokens are there already. Peak memory is the resident set of the trainer (ru_maxrss), pages
+without its checkpoint: the tokens are there already. Peak memory is the resident set of the trainer (VmHWM), pages
 of the mapped token files and of libraries included. It takes 14 bytes of disk a token.
 """
 
@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,7 +21,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from machine import machine
+from arguments import at_least, output_file, write_output
+from machine import measured_by
+from trainer_memory import trainer_mb
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo.config.supervised import Pretrain
@@ -34,7 +33,6 @@ from grpo.training.pretrain import train_tokenizer
 PROMPT = [{"role": "user", "content": "Write digits."}]
 ROWS = 20_000
 """Of a parquet file, as the data factory writes them."""
-ROOT = Path(__file__).parents[1]
 
 
 def write_model(folder: Path) -> None:
@@ -88,14 +86,10 @@ def train(work: Path, tokens: int) -> dict[str, Any]:
     }
     (work / "job.json").write_text(json.dumps(job))
     started = time.perf_counter()
-    child = subprocess.Popen([sys.executable, "-m", "grpo.train", work / "job.json"], cwd=ROOT, stderr=subprocess.PIPE)
-    assert child.stderr is not None
-    said = child.stderr.read()
-    _, status, usage = os.wait4(child.pid, 0)
-    if status:
-        raise RuntimeError(said.decode()[-2000:])
+    peak_mb = trainer_mb(work / "job.json")
+    seconds = time.perf_counter() - started
     counts = json.loads((work / "result.json").read_text())["counts"]
-    return {"seconds": time.perf_counter() - started, "peak_gb": usage.ru_maxrss * 1024 / 1e9, **counts}
+    return {"seconds": seconds, "peak_gb": peak_mb * 2**20 / 1e9, **counts}
 
 
 def markdown(samples: int, tokens: int, first: dict[str, Any], again: dict[str, Any], disk_gb: float) -> str:
@@ -103,8 +97,9 @@ def markdown(samples: int, tokens: int, first: dict[str, Any], again: dict[str, 
     rate = samples * tokens / first["seconds"] / 1e6
     return f"""# SFT of {samples:,} samples up to the first step
 
-`python benchmarks/sft_tokens.py --samples {samples} --tokens {tokens}` on {machine()}. {samples:,} samples of about
-{tokens:,} tokens, tokenised into memory-mapped shards, and one step of SFT on them with a model of two small layers.
+{measured_by(f"python benchmarks/sft_tokens.py --samples {samples} --tokens {tokens}")}
+{samples:,} samples of about {tokens:,} tokens, tokenised into memory-mapped shards, and one step of SFT on them with a
+model of two small layers.
 
 | | seconds to the end of the first step | peak resident memory, GB |
 |---|--:|--:|
@@ -119,9 +114,9 @@ libraries of the trainer and those pages of the shards that it read.
 def main() -> None:
     """Measures, prints, writes the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--samples", type=int, default=800_000)
-    parser.add_argument("--tokens", type=int, default=1000)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--samples", type=at_least(1), default=800_000)
+    parser.add_argument("--tokens", type=at_least(1), default=1000)
+    parser.add_argument("--output", type=output_file)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -133,9 +128,9 @@ def main() -> None:
         shutil.rmtree(work / "out")
         again = train(work, given.tokens)
         page = markdown(given.samples, given.tokens, first, again, disk_gb)
-    if given.output:
-        given.output.write_text(page)
     print(page)
+    if given.output:
+        write_output(given.output, page)
     print(json.dumps({"first": first, "again": again, "disk_gb": disk_gb}))
 
 

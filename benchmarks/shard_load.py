@@ -21,19 +21,29 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.load_page import measured_by, write_section
+from benchmarks.arguments import output_file
+from benchmarks.load_page import write_section
+from benchmarks.machine import measured_by
 from benchmarks.measure import PeakMemory
 from grpo.data.records import read_samples
 
 ROOT = Path(__file__).parents[1]
 SAMPLES, PER_PROBLEM = 32_000, 8
+PROBLEMS = SAMPLES // PER_PROBLEM
 KILLED_AFTER = (0.25, 0.45, 0.65, 0.85)
 """Shares of the undisturbed time."""
 
 
+def shard_count(text: str) -> int:
+    """Type of an argument: so many shards of equally many problems."""
+    if (count := int(text)) < 1 or PROBLEMS % count:
+        raise argparse.ArgumentTypeError(f"{count}: give a number that divides the {PROBLEMS:,} problems")
+    return count
+
+
 def start(home: Path, shards: int) -> subprocess.Popen[str]:
     command = [sys.executable, ROOT / "benchmarks/sft_data.py", "--one", str(SAMPLES), "--work", home]
-    command += ["--shard-problems", str(SAMPLES // PER_PROBLEM // shards)]
+    command += ["--shard-problems", str(PROBLEMS // shards)]
     paths = os.pathsep.join([str(ROOT / "benchmarks"), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": paths}
     home.mkdir(parents=True, exist_ok=True)
@@ -75,8 +85,8 @@ def killed(home: Path, shards: int, seconds: float) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", type=int, nargs="+", default=[10, 100, 1000])
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section into this page")
+    parser.add_argument("--shards", type=shard_count, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--write", type=output_file, metavar="FILE", help="write the section into this page")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         rows = []
@@ -108,7 +118,7 @@ def page(rows: list[dict[str, Any]], same: bool, number: int, total: int) -> str
         "",
         measured_by(f"python -m benchmarks.shard_load --shards {numbers}"),
         "",
-        f"The stage `sft_data` on the same {SAMPLES // PER_PROBLEM:,} problems and {SAMPLES:,} samples of an engine",
+        f"The stage `sft_data` on the same {PROBLEMS:,} problems and {SAMPLES:,} samples of an engine",
         "that answers at once. Memory is the peak of all processes together.",
         "",
         "| shards | seconds | peak memory, MB | threads of the stage |",

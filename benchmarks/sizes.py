@@ -17,6 +17,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from arguments import at_least, output_file, write_output
 from growth import measure, say
 from growth_models import Models
 from growth_points import DEMO_STEP, REAL_STEP, Step
@@ -63,18 +64,18 @@ def check(names: list[str], args: argparse.Namespace) -> dict[str, dict[str, Che
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="append", choices=[*CHECKS, "none"], help="may be repeated; all by default")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--threads", type=at_least(1), default=os.cpu_count())
     parser.add_argument("--build", type=Path, default=Path("build"))
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--output", type=output_file)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     args.build.mkdir(parents=True, exist_ok=True)
     names = [name for name in args.check or CHECKS if name != "none"]
     checked = check(names, args) if names else {}
     text = markdown(checked, args)
-    if args.output:
-        args.output.write_text(text)
     print(text)
+    if args.output:
+        write_output(args.output, text)
     holds = all(c.holds for of in checked.values() for c in of.values())
     if args.json:
         numbers = {

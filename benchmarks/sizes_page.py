@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from growth_page import options, prose
-from machine import machine
+from machine import measured_by
 from sizes_fit import (
     ALL,
     CHOICES,
@@ -58,7 +58,7 @@ class Checked:
 
 def markdown(checked: dict[str, dict[str, Checked]], args: argparse.Namespace) -> str:
     intro = f"""
-    `python benchmarks/sizes.py{options(args)}`. Numbers on this page come from the memory model,
+    {measured_by(f"python benchmarks/sizes.py{options(args)}")} Numbers on this page come from the memory model,
     `tasks/estimate/memory.py`: it counts the tensors that a step keeps on each device, and is fitted to nothing. Only
     the first section is measured. **No size above 135M was trained on GPUs with these settings**: take them to start
     from.
@@ -75,7 +75,7 @@ def _check_section(checked: dict[str, dict[str, Checked]], args: argparse.Namesp
     wrong = [f"{name}: {phase}" for name, of in checked.items() for phase, c in of.items() if not c.holds]
     verdict = f"**Further off: {', '.join(wrong)}.**" if wrong else "All are."
     intro = f"""
-    On {machine()}, float32, {args.threads} thread(s): the most that a trainer's process held in each phase of a step
+    float32, {args.threads} thread(s): the most that a trainer's process held in each phase of a step
     beyond what it held before it loaded a model, in MB. The heap was out of use (`MALLOC_MMAP_THRESHOLD_=65536`): by
     default it keeps gaps, which the memory model does not count and [growth](growth.md) does. Every number should be
     within {TOLERANCE:.0%} and {OTHERS / 2**20:.0f} MB, which the tokenizer and buffers of libraries take. {verdict}

@@ -21,7 +21,8 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from benchmarks.machine import machine
+from benchmarks.arguments import at_least, output_file, write_output
+from benchmarks.machine import measured_by
 from flows.recipe.load import load_recipe
 from flows.stage_contract.stage import hashed_config, key_of
 from flows.stage_graphs import r1_graph
@@ -86,9 +87,9 @@ def measure(home: Path, arguments: list[str], runs: int = RUNS) -> tuple[float, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--artifacts", type=int, default=10_000)
+    parser.add_argument("--artifacts", type=at_least(1), default=10_000)
     parser.add_argument("--home", type=Path, help="a new or an empty folder; default: a temporary one")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page with the figures")
+    parser.add_argument("--write", type=output_file, metavar="FILE", help="write the page with the figures")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         home, empty = args.home or Path(folder) / "home", Path(folder) / "empty"
@@ -110,17 +111,18 @@ def main() -> None:
                 }
             )
             print(json.dumps(rows[-1]), flush=True)
+    text = page(number, rows)
+    print(text)
     if args.write:
-        args.write.write_text(page(number, rows))
+        write_output(args.write, text)
 
 
 def page(number: int, rows: list[dict[str, float | str]]) -> str:
     """The figures as a page of the documentation."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     lines = [
         "# Commands in a home with many artifacts",
         "",
-        f"`python -m benchmarks.store_load --artifacts {number}`, at commit {commit}, on {machine()}.",
+        measured_by(f"python -m benchmarks.store_load --artifacts {number}"),
         "The least of three, with warm caches. *Own work* is the processor time that a command takes more than in an",
         "empty home, where it starts Python and imports libraries; the other seconds are those of the clock.",
         "The commands run in this order, `verify` on what `prune --yes` left.",

@@ -18,7 +18,7 @@ def trl_arguments(case: Case) -> dict[str, Any]:
         "model_init_kwargs": {"dtype": "float32"},
         "use_cpu": case.device == "cpu",
         "bf16": case.device == "cuda",
-        **({"use_vllm": True, "vllm_mode": "colocate"} if vllm else {}),
+        **(vllm_arguments() if vllm else {}),
         "gradient_checkpointing": False,
         "disable_dropout": True,
         "report_to": "none",
@@ -44,6 +44,15 @@ def trl_arguments(case: Case) -> dict[str, Any]:
         "adam_beta2": ADAM_BETA2,
         "max_grad_norm": MAX_GRAD_NORM,
     }
+
+
+def vllm_arguments() -> dict[str, Any]:
+    """vLLM in TRL's process as in ours: as much of the GPU, and asleep during the update."""
+    from grpo.config.engines import VLLM
+
+    share = VLLM(kind="local").gpu_memory_utilization
+    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": share}
+    return vllm | {"vllm_enable_sleep_mode": True}
 
 
 def make_trl_trainer(case: Case, trainer_class: Any) -> Any:

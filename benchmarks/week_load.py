@@ -24,8 +24,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import output_file
 from benchmarks.extras import stop
-from benchmarks.load_page import measured_by, write_section
+from benchmarks.load_page import write_section
+from benchmarks.machine import measured_by
 from tests.support.installation import Installation
 
 DAYS, A_DAY, KEPT_DAYS = 7, 4, 2
@@ -138,7 +140,7 @@ def faketime_library() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=int, default=DAYS)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write the section into this page")
+    parser.add_argument("--write", type=output_file, metavar="FILE", help="write the section into this page")
     args = parser.parse_args()
     library = faketime_library()
     rows = []

@@ -81,6 +81,29 @@ def test_a_stopped_benchmark_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert fleet.main([*asked[2:], "--samples", "48", "--faults", "deaths"]) == 0 and len(ran) == 8
 
 
+@pytest.mark.parametrize("changed", ["commit", "machine"])
+def test_a_row_of_another_commit_or_machine_is_measured_again(
+    changed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The page names the commit and the machine of its rows."""
+    ran: list[bool] = []
+
+    def run(folder: Path, samples: int, faults: list[str], fixed: bool) -> dict[str, Any]:
+        ran.append(fixed)
+        return ROW
+
+    made = {"commit": "0ab", "machine": "2 cores"}
+    monkeypatch.setattr(fleet, "run", run)
+    monkeypatch.setattr(fleet, "made_with", lambda: made)
+    page, journal = tmp_path / "page.md", tmp_path / "rows.jsonl"
+    asked = ["--samples", "32", "--faults", "deaths", "--journal", str(journal), "--write", str(page)]
+    assert fleet.main(asked) == 0 and fleet.main(asked) == 0 and len(ran) == 1
+    made = made | {changed: "another"}
+    assert fleet.main(asked) == 0 and len(ran) == 2
+    assert [row[changed] for row in read_lines(journal)][1] == "another"
+    assert f"at commit {made['commit']}, on {made['machine']}." in page.read_text()
+
+
 def test_a_row_that_a_kill_cut_off_is_measured_again_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two runs the second's row is cut off. It is measured again, and then both are there."""
     ran: list[bool] = []

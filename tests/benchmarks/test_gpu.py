@@ -75,7 +75,7 @@ def table(gpu_page: Any, results: dict[str, Any], heading: str) -> dict[str, str
 def test_goals_say_what_was_met_and_what_was_not_measured(gpu_page: Any) -> None:
     results = {
         "machine": "a GPU",
-        "throughput": {"1.5B": {"mfu": 0.5}},
+        "throughput": {"1.5B": {"mfu": 0.5, "as_trained": True}},
         "vllm": {"engine": 80.0, "vllm": 100.0},
         "trl": {"ours": {"seconds": 2.0, "gb": 8.0}, "trl": {"seconds": 5.0}},
     }

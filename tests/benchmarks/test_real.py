@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from flows.recipe.load import load_recipe
@@ -94,6 +99,84 @@ def test_curves_are_drawn_over_steps_in_order(tmp_path: Path) -> None:
     assert smoothed([0.0, 1.0, 1.0, 1.0, 1.0, 2.0]) == [0.0, 0.5, 2 / 3, 0.75, 0.8, 1.2]
     draw([record(1007, 0.5)], tmp_path / "images" / "real.png")
     assert (tmp_path / "images" / "real.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("curves", [{}, {"reasoning_rl": {}, "alignment_rl": {}}, {"reasoning_rl": {"reward": {}}}])
+def test_a_record_without_a_step_has_no_curves(curves: dict[str, Any], tmp_path: Path) -> None:
+    from claims import Claims
+    from real_learning import CLAIMS
+    from real_page import draw, page
+
+    records = [record(1007, 0.5), record(1011, 0.5) | {"curves": curves}]
+    text = page(Claims.read(CLAIMS), records, [1007, 1011], "## What was tried")
+    assert "The picture has seed 1007. The record of seed 1011 has no curves." in text
+    draw(records[1:], tmp_path / "real.png")
+    assert not (tmp_path / "real.png").exists()
+
+
+def test_each_seeds_curves_are_read_by_a_process_in_its_own_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MLflow exports the address of the first home that a process opens, and children inherit it."""
+    import real_learning
+
+    asked: list[tuple[str, str, bool]] = []
+
+    def child(command: list[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+        asked.append((command[-1], env["R1FLOW_HOME"], "MLFLOW_TRACKING_URI" in env))
+        return subprocess.CompletedProcess(command, 0, stdout='{"reasoning_rl": {}}\n')
+
+    monkeypatch.setattr(real_learning.subprocess, "run", child)
+    monkeypatch.setenv("R1FLOW_HOME", "mine")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    homes = [tmp_path / "seed-1007", tmp_path / "seed-1011"]
+    assert [real_learning.curves(home) for home in homes] == [{"reasoning_rl": {}}] * 2
+    assert asked == [("--curves", str(home), False) for home in homes]
+    assert os.environ["R1FLOW_HOME"] == "mine" and "MLFLOW_TRACKING_URI" not in os.environ
+
+
+def test_that_process_prints_the_curves_of_the_latest_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import real_learning
+
+    from flows import runs
+
+    frame = pd.DataFrame({"reward_accuracy": [0.5, float("nan"), 1.0], "other": 1.0}, index=[1, 2, 3])
+    latest = SimpleNamespace(curves=lambda stage: frame if stage == "reasoning_rl" else frame[["other"]])
+    monkeypatch.setattr(runs, "load", {"latest": latest}.get)
+    monkeypatch.setattr(sys, "argv", ["real_learning.py", "--curves"])
+    assert real_learning.main() == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found == {"reasoning_rl": {"reward_accuracy": {"1": 0.5, "3": 1.0}}, "alignment_rl": {}}
+
+
+@pytest.mark.parametrize(
+    ("of_record", "model", "runs"),
+    [({}, None, False), ({"model": "other"}, None, True), ({}, "other", True), ({"model": "other"}, "other", False)],
+)
+def test_a_record_counts_for_its_model_alone(
+    of_record: dict[str, str], model: str | None, runs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import real_learning
+
+    ran: list[list[str]] = []
+
+    def run(seed: int, work: Path, overrides: list[str]) -> dict[str, Any]:
+        ran.append(overrides)
+        return record(seed, 0.5)
+
+    shown = {name: str(tmp_path / value) for name, value in of_record.items()}
+    mark = {"version": real_learning.r1_version("real"), "overrides": []} | shown
+    (tmp_path / "seed-1007.json").write_text(json.dumps(mark | record(1007, 0.5)))
+    monkeypatch.setattr(real_learning, "run", run)
+    monkeypatch.setattr(real_learning, "fetch_model", lambda work: tmp_path / "default")
+    arguments = ["--seeds", "1007", "--work", str(tmp_path), *(["--model", str(tmp_path / model)] if model else [])]
+    monkeypatch.setattr(sys, "argv", ["real_learning.py", *arguments])
+    assert real_learning.main() == 0
+    assert ran == ([[f"base.model={tmp_path / (model or 'default')}"]] if runs else [])
+    kept = json.loads((tmp_path / "seed-1007.json").read_text())
+    assert kept.get("model") == (str(tmp_path / model) if model else None)
 
 
 def test_the_seeds_of_the_page_were_not_tuned_on() -> None:
