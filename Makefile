@@ -54,9 +54,7 @@ test-pythons:
 test-system: $(INSTALLED)
 	$(BIN)/pytest -m 'system and not slow' --numprocesses auto --maxprocesses 4 --dist loadfile --durations=25
 
-# Both in one go, which loads and collects them once.
-test-all: $(INSTALLED)
-	$(BIN)/pytest -m 'not slow' --numprocesses auto --maxprocesses 4 --dist loadfile --durations=25
+test-all: test test-system
 
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow

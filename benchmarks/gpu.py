@@ -74,6 +74,11 @@ def main() -> int:
     args = parser.parse_args()
     if args.part:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that temporary folders are removed
+        from grpo.processes.loading import never_collected
+
+        with never_collected():  # as a trainer loads them
+            import grpo.generation.sampler
+            import grpo.model.logprobs  # noqa: F401
         print(json.dumps(PARTS[args.part](args)))
         return 0
     if args.results:

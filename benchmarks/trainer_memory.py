@@ -23,7 +23,7 @@ def trainer_mb(job: Path | None = None) -> float:
     Raises:
         subprocess.CalledProcessError: the job failed; its errors are on stderr.
     """
-    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)]
+    paths = [*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT), str(Path(__file__).parent)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TQDM_DISABLE": "1"}
     command = [sys.executable, __file__, *([str(job)] if job else [])]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)

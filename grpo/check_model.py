@@ -14,6 +14,7 @@ import sys
 
 from grpo.config.common import Hardware
 from grpo.errors import InputError
+from grpo.processes.loading import never_collected
 
 
 def main(arguments: list[str]) -> int:
@@ -25,9 +26,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--unfused", action="store_true")
     args = parser.parse_args(arguments)
 
-    from transformers.utils import logging
+    with never_collected():
+        from transformers.utils import logging
 
-    from grpo.model.loading import way_of
+        from grpo.model.loading import way_of
 
     logging.disable_progress_bar()
     ways = dict(remote_code=args.remote_code, attention=args.attention, fused=not args.unfused)

@@ -12,7 +12,6 @@ ended, with the exit code of a subprocess. One trainer at a time.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import json
 import os
@@ -23,7 +22,7 @@ from typing import Any
 
 from grpo import train
 from grpo.processes.lifetime import die_with_parent
-from grpo.processes.memory import limited_loading
+from grpo.processes.loading import limited_loading, never_collected
 
 LONGEST = 2**20
 """Maximum size of a message, bytes."""
@@ -34,10 +33,9 @@ def main(arguments: list[str]) -> int:
     """Forks a trainer for each job that comes over the socket. Returns the exit code."""
     connection, own = socket.socket(fileno=int(arguments[0])), os.getpid()
     die_with_parent(int(arguments[1]))
-    with limited_loading():
+    with limited_loading(), never_collected():
         for runner in train.RUNNERS.values():
             importlib.import_module(runner.partition(":")[0])
-    gc.freeze()  # keeps modules shared with trainers, whose garbage collection would touch all pages
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, LONGEST, _HELD)
         if not message:

@@ -24,9 +24,9 @@ from pydantic import ValidationError
 from grpo.config.jobs import JOBS, JobBase
 from grpo.distributed.rendezvous import ENDPOINT, meeting_place
 from grpo.errors import InputError, TrainingStopped
-from grpo.processes.disk import is_full, says_full
+from grpo.processes.exhausted import is_full, says_full
 from grpo.processes.lifetime import ENDS_WITH_PARENT, be_killed_first, die_with_parent, write_whole_lines
-from grpo.processes.memory import limited_loading
+from grpo.processes.loading import limited_loading, never_collected
 from grpo.processes.notices import warnings_as_notices
 from grpo.processes.peak_memory import MemoryUsed
 from grpo.secret_values import secret_in
@@ -133,7 +133,7 @@ def run(job: JobBase) -> int:
             folder.mkdir(parents=True, exist_ok=True)
         runners = RUNNERS if job.where.trainer is None else TRAINERS[job.where.trainer.kind]
         module, function = runners[job.kind].split(":")  # type: ignore[attr-defined]
-        with limited_loading():
+        with limited_loading(), never_collected():
             runner = getattr(importlib.import_module(module), function)
         used = MemoryUsed()
         with warnings_as_notices():

@@ -76,7 +76,7 @@ async def _deploy(args: argparse.Namespace) -> int:
             last = await read_registered(client, home())
             recipe, gpus = args.recipe, args.gpus
             if args.keep_changes:
-                recipe, gpus = last.recipe if last.is_shipped else recipe, last.gpus or gpus
+                recipe, gpus = recipe if last.is_of_a_file else last.recipe or recipe, last.gpus or gpus
             block = await _block(client, "--notify", args.notify) if args.notify else None
             credentials = dict([await _credential(client, text) for text in args.credential])
             wanted = desired(args.pools, recipe, block, gpus=gpus, credentials=credentials)

@@ -24,7 +24,6 @@ from tasks.store.whole_file import write_whole
 
 FILE = "prefect/registered.json"
 """In the home folder, beside the server's database."""
-DEFAULT_RECIPE = "tiny"
 _POOL = "r1-cpu"
 """Its id tells the server's database from another one, such as that of `r1 up --postgres`."""
 _FROM_CODE = {"entrypoint", "version", "parameter_openapi_schema", "pull_steps"}
@@ -33,17 +32,18 @@ _SCHEDULE = "schedules."
 
 
 class Registered(BaseModel):
-    """The choices of the last `r1 deploy`, and the fields of each resource as they were registered."""
+    """The choices of the last `r1 deploy`, None where nobody made them, and the fields of each resource as they were
+    registered."""
 
     server: str | None = None
-    recipe: str = DEFAULT_RECIPE
-    gpus: int | None = None  # None: nobody chose a number
+    recipe: str | None = None
+    gpus: int | None = None
     fields: dict[str, dict[str, Any]] = {}
 
     @property
-    def is_shipped(self) -> bool:
-        """Whether forms follow a recipe that comes with r1flow. A file may have changed since, or be gone."""
-        return self.recipe in shipped()
+    def is_of_a_file(self) -> bool:
+        """Whether forms were filled from a user's file, which may have changed since, or be gone."""
+        return self.recipe is not None and self.recipe not in shipped()
 
 
 async def read_registered(client: PrefectClient, home: Path) -> Registered:
@@ -70,7 +70,7 @@ def keep_changes(diff: ResourceDiff, last: Registered) -> ResourceDiff:
     known = last.fields.get(_key(diff.resource), {})
     old, new = _parts(diff.old.fields), _parts(diff.resource.fields)
     kept = {name for name in {**new, **old} if _is_changed(name, old, new, known)}
-    if not last.is_shipped and "config" in new.get("parameters", {}):
+    if last.is_of_a_file and "config" in new.get("parameters", {}):
         kept.add("parameters")
     merged = {name: (old if name in kept else new).get(name) for name in {**new, **old}}
     fields = {name: value for name, value in merged.items() if not name.startswith(_SCHEDULE)}

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from grpo.errors import InputError
-from grpo.processes.disk import text_says_full
-from grpo.processes.memory import OUT_OF_MEMORY, says_out_of_memory
+from grpo.processes.exhausted import OUT_OF_MEMORY, says_out_of_memory, text_says_full
 from grpo.secret_values import without_user
 from tasks.tracking.database import make_database
 from tasks.tracking.names import metric_name

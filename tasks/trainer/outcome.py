@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo.errors import InputError
-from grpo.processes.disk import is_full, text_says_full
-from grpo.processes.memory import CANNOT_LOAD, OUT_OF_MEMORY
+from grpo.processes.exhausted import OUT_OF_MEMORY, is_full, text_says_full
+from grpo.processes.loading import CANNOT_LOAD
 from grpo.secret_values import masked
 
 _LOG_TAIL = 65_536  # bytes

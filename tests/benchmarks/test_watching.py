@@ -85,12 +85,6 @@ def test_a_trainer_that_fails_has_no_memory(tmp_path: Path, monkeypatch: pytest.
         trainer_memory.trainer_mb(Path("bad.json"))
 
 
-@pytest.mark.parametrize("name", ["memory", "sft_tokens"])
-def test_pages_on_memory_read_it_so(name: str) -> None:
-    script = Path(__file__).parents[2] / "benchmarks" / f"{name}.py"
-    assert "trainer_mb(" in script.read_text() and "maxrss" not in script.read_text()
-
-
 @pytest.mark.parametrize(("variable", "times_fair"), [("1", "1.60"), ("2,1", "1.33"), (None, "1.00")])
 def test_the_fair_share_is_of_the_threads_that_a_job_has(
     variable: str | None, times_fair: str, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import InputError
-from grpo.processes.memory import CANNOT_LOAD
+from grpo.processes.loading import CANNOT_LOAD
 from tasks.trainer import launch as module
 from tasks.trainer import process_group
 from tasks.trainer.launch import launch

@@ -1,16 +1,17 @@
-"""Telling a full disk from other failures."""
+"""Telling a full disk and exhausted memory from other failures."""
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from grpo.processes.disk import is_full, says_full
+from grpo.processes.exhausted import is_full, says_full, says_out_of_memory
 
 ROOT = Path(__file__).parents[3]
 IN_TMPFS = "mount -t tmpfs -o size=2m full $1 && touch $1/trainer.log && dd if=/dev/zero of=$1/x bs=4k 2>/dev/null; "
@@ -50,3 +51,30 @@ def test_the_command_says_it_in_one_line_whatever_failed(tmp_path: Path) -> None
     )
     said = f"error: no space left on {tmp_path}: free some or move the home folder with R1FLOW_HOME\n2\n"
     assert in_full_disk(tmp_path, code) == said
+
+
+def test_errors_of_exhausted_memory() -> None:
+    wrapped = RuntimeError("the database failed")
+    wrapped.__cause__ = MemoryError()
+    library = "libtorch_cpu.so: failed to map segment from shared object"
+    for error in (MemoryError(), wrapped, OSError(errno.ENOMEM, "fork"), ImportError(library)):
+        assert says_out_of_memory(error)
+    for error in (RuntimeError("the database failed"), OSError(errno.ENOSPC, "write"), ImportError("no module")):
+        assert not says_out_of_memory(error)
+
+
+def test_a_real_limit_is_recognized() -> None:
+    """1 GB within 300 MB."""
+    program = (
+        "from grpo.processes.exhausted import says_out_of_memory\n"
+        "try: bytearray(10**9)\n"
+        "except BaseException as error: print(says_out_of_memory(error))"
+    )
+    limit = 300_000_000
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "True\n", done.stderr
