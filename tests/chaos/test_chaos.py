@@ -28,6 +28,7 @@ from tests.chaos.servers import Server
 from tests.chaos.table import page, read, table
 from tests.chaos.trial import BY_RERUN, CLEAR, HEALED, WRONG, Ended
 from tests.chaos.zygote import Forked, Zygote
+from tests.support.environments import script_environment
 
 
 def test_there_are_thirty_kinds_and_a_try_is_the_same_each_time() -> None:
@@ -139,7 +140,7 @@ def test_a_command_with_the_process_id_of_an_earlier_one_has_an_exit_code_of_its
     last = Path("/proc/sys/kernel/ns_last_pid")
     if not os.access(last, os.W_OK):
         pytest.skip("which process id comes next cannot be set here")
-    zygote = Zygote({**os.environ, "R1FLOW_HOME": str(tmp_path)})
+    zygote = Zygote(script_environment(R1FLOW_HOME=str(tmp_path)))
     try:
         wrong = zygote.fork(["no-such-command"], os.devnull)
         assert ended(wrong) == 2

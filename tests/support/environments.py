@@ -10,8 +10,8 @@ from pathlib import Path
 
 
 def script_environment(**variables: str) -> dict[str, str]:
-    """The variables for a script of benchmarks/, which imports the scripts beside it. PYTHONSAFEPATH would keep it from
-    that, and is set in this process as soon as another test has called `prepare_environment`."""
+    """The variables for a script that imports what is beside it. PYTHONSAFEPATH would keep it from that, and is set in
+    this process as soon as another test has called `prepare_environment`."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"} | variables
 
 

@@ -75,15 +75,18 @@ def test_a_process_keeps_the_activations_of_its_tokens(team: Team, tmp_path: Pat
     sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4}
     LlamaForCausalLM(LlamaConfig(vocab_size=96, max_position_embeddings=32768, **sizes)).save_pretrained(tmp_path)
     tokens, size = 8192, len(team.processes)
-    one = Team(1)  # a new process: this one holds memory that earlier tests have freed
-    try:
-        (alone,) = one(sequence_jobs.peak_bytes, str(tmp_path), 1, tokens)
-    finally:
-        one.dismiss()
+    peaks = {}
+    for world in (1, size):
+        new = Team(world)  # new processes: those of other tests hold memory that was freed
+        try:
+            peaks[world] = new(sequence_jobs.peak_bytes, str(tmp_path), world, tokens)
+        finally:
+            new.dismiss()
+    (alone,) = peaks[1]
     per_token = 2 * 256 + 8 * 64  # of a block: gates, ups, eight states as wide as the model
     assert alone > 4 * tokens * 6 * per_token
-    for shared in team(sequence_jobs.peak_bytes, str(tmp_path), size, tokens):
-        assert shared < 1.3 * alone / size, f"{shared / 1e6:.0f} of {alone / 1e6:.0f} MB"
+    for shared in peaks[size]:
+        assert shared < 1.5 * alone / size, f"{shared / 1e6:.0f} of {alone / 1e6:.0f} MB"
 
 
 def test_values_too(team: Team, tmp_path: Path) -> None:
