@@ -31,8 +31,8 @@ from grpo.errors import InputError, TrainingStopped
 from grpo.generation.continuous_batching import sample_continuously
 from grpo.generation.engine_choice import Needs, choose_sampler
 from grpo.generation.sampler import sample_groups
+from grpo.generation.vllm.client import ServerVLLM
 from grpo.generation.vllm.local import LocalVLLM
-from grpo.generation.vllm.server import ServerVLLM
 from grpo.generation.vllm.weight_transfer import UNKNOWN
 from grpo.model.loading import decodes_exactly, load_policy
 from grpo.model.packed.products import compute_beside

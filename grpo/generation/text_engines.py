@@ -32,8 +32,8 @@ from grpo.generation.continuous_batching import sample_continuously
 from grpo.generation.endpoint import EndpointEngine
 from grpo.generation.engine_choice import Needs, choose_sampler
 from grpo.generation.sampler import sample_groups
+from grpo.generation.vllm.client import ServerVLLM
 from grpo.generation.vllm.local import LocalVLLM
-from grpo.generation.vllm.server import ServerVLLM
 from grpo.model.loading import decodes_exactly, load_policy, load_tokenizer
 from grpo.model_folder import generation_settings
 from grpo.rewards.registry import import_function

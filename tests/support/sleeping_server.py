@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Collection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -13,17 +14,19 @@ from transformers import AutoConfig
 from grpo.config.common import Sampling
 from grpo.config.engines import VLLM
 from grpo.distributed.process_group import Parallel
+from grpo.errors import TrainingStopped
+from grpo.generation.vllm.client import ServerVLLM
 from grpo.generation.vllm.request import LOGPROBS
-from grpo.generation.vllm.server import ServerVLLM
 from grpo.generation.vllm.weight_transfer import SHAPE
 
 
 class SleepingServer:
-    """Answers each generation after `SLOW_S` seconds with one token. `events`: what happened, in order."""
+    """Answers each generation after `SLOW_S` seconds with one token, and refuses what is in `refuses`. `events`: what
+    happened, in order."""
 
     SLOW_S = 1.0
 
-    def __init__(self, model: str):
+    def __init__(self, model: str, refuses: Collection[str] = ()):
         config = AutoConfig.from_pretrained(model)
         worker = {"sleeps": True, "logprobs": LOGPROBS, "model": {name: getattr(config, name) for name in SHAPE}}
         choice = {"index": 0, "finish_reason": "length", "weight_versions": [{"version": "1"}], "token_ids": [5]}
@@ -47,7 +50,7 @@ class SleepingServer:
                     time.sleep(server.SLOW_S)
                     server.events.append("ended")
                 body = json.dumps(server.answers.get(path)).encode()
-                self.send_response(200)
+                self.send_response(400 if path in refuses else 200)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -81,3 +84,13 @@ def sample_in_rounds(parallel: Parallel, model: str, url: str, rounds: int) -> l
         counts.append(len(list(engine.sample(prompts, 1, Sampling(max_new_tokens=1), [number] * len(prompts)))))
         engine.sleep()
     return counts
+
+
+def faults(parallel: Parallel, model: str, url: str, call: str) -> str:
+    """Why an engine's call stopped the training."""
+    engine = ServerVLLM(model, VLLM(kind="server", url=url), eos_id=0)
+    try:
+        getattr(engine, call)()
+    except TrainingStopped as stopped:
+        return str(stopped)
+    return "none"

@@ -21,7 +21,7 @@ from grpo.config.common import Sampling
 from grpo.config.engines import VLLM
 from grpo.errors import TrainingStopped
 from grpo.generation.sampler import seed_of
-from grpo.generation.vllm.server import ServerVLLM
+from grpo.generation.vllm.client import ServerVLLM
 from grpo.model.loading import load_tokenizer
 from tests.support.vllm_probe import largest_difference, perturb
 

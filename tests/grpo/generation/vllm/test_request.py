@@ -12,9 +12,10 @@ from pydantic import ValidationError
 from grpo.config.common import Sampling
 from grpo.config.engines import VLLM
 from grpo.errors import InputError
+from grpo.generation.vllm.client import ServerVLLM
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.request import check, parameters, prompt_seed
-from grpo.generation.vllm.server import ServerVLLM, main, server_command
+from grpo.generation.vllm.server import main, server_command
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from grpo.config.common import Sampling
 from grpo.config.engines import VLLM
 from grpo.errors import InputError, TrainingStopped
 from grpo.generation.sampler import seed_of
-from grpo.generation.vllm.server import ServerVLLM
+from grpo.generation.vllm.client import ServerVLLM
 from grpo.generation.vllm.weight_transfer import UNKNOWN
 from grpo.model.loading import load_tokenizer
 from tests.support.job_runner import ROOT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.parallel_jobs import ALONE, Team
-from tests.support.sleeping_server import SleepingServer, sample_in_rounds
+from tests.support.sleeping_server import SleepingServer, faults, sample_in_rounds
 
 ROUND = ["/wake_up", "begun", "ended", "/sleep"]
 
@@ -26,3 +26,16 @@ def test_a_process_alone_needs_no_others(model_folder):
     with SleepingServer(model_folder) as server:
         assert sample_in_rounds(ALONE, model_folder, server.url, 1) == [1]
     assert server.events == ROUND
+
+
+@pytest.mark.system
+def test_all_ranks_stop_if_the_server_refuses(model_folder):
+    team = Team(2)
+    try:
+        with SleepingServer(model_folder, refuses=["/sleep", "/wake_up"]) as server:
+            for call in ("wake", "sleep"):
+                said = team(faults, model_folder, server.url, call)
+                assert said == [f"vllm: {server.url} refused: status 400: null"] * 2
+        assert server.events == ["/wake_up", "/sleep"]
+    finally:
+        team.dismiss()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from grpo.errors import TrainingStopped
-from grpo.generation.vllm.server import ServerVLLM
+from grpo.generation.vllm.client import ServerVLLM
 from tests.support.job_runner import ENVIRONMENT, RL, ROOT, metrics, result, run_here, steps, write_job
 from tests.support.vllm_models import PYTHON, needs_vllm, tiny_experts, tiny_llama
 from tests.support.vllm_server import served
