@@ -15,7 +15,8 @@ from grpo.model.decode.cache import KeyValues
 REMEDIES = {
     "weights": "set hardware.dtype = 'bfloat16' or raise hardware.processes, which divide them",
     "gradients": "train with lora or raise hardware.processes, which divide them",
-    "optimizer state": "raise hardware.processes, which divide it, or set optimizer.kind = 'adamw_8bit' (without hardware.tensor_parallel)",
+    "optimizer state": "raise hardware.processes, which divide it, or, without hardware.tensor_parallel, set "
+    "optimizer.kind = 'adamw_8bit'",
     "key-value caches": "lower sampling.batch_size",
     "activations and logits": "lower micro_batch_tokens or set hardware.gradient_checkpointing = true",
     "unused by fragments": "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
