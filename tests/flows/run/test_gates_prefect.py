@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +98,34 @@ def test_a_deployed_run_is_suspended_and_its_worker_goes_home(server: Server, sm
         "Running", "Suspended", "Resuming", "Running"
     ]  # fmt: skip
     assert len(list(small.home.glob("artifacts/problems/*/*"))) == 1  # made once, reused after the resumption
+    assert decision(small)["who"] == "Ada"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["FAILED", "CANCELLED"])
+def test_a_retry_asks_again_if_nobody_answered(server: Server, small: R1, end: str) -> None:
+    environment = {**small.environment(), "PREFECT_API_URL": server.url, "PREFECT_RUNNER_POLL_FREQUENCY": "2"}
+    with _serving(environment, small.home.parent / "runner.log"):
+        deployment = wait(lambda: _deployment(server), "the deployment")
+        parameters = {"recipe": "tiny", "overrides": SMALL, "only": "problems"}
+        made = server.ask("POST", f"/deployments/{deployment}/create_flow_run", parameters=parameters)
+
+        def suspended() -> Any:
+            run = server.ask("GET", f"/flow_runs/{made['id']}")
+            return run if run["state"]["name"] == "Suspended" else None
+
+        wait(suspended, "the suspension")
+        for state in ({"type": end}, {"type": "SCHEDULED", "name": "AwaitingRetry"}):  # as the UI's "Retry" does
+            server.ask("POST", f"/flow_runs/{made['id']}/set_state", state=state)
+        run = wait(suspended, "the second suspension")
+        assert not [*small.home.glob("gates/*")]
+        server.answer(run, approve=True, note="late", who="Ada")
+
+        def ended() -> Any:
+            run = server.ask("GET", f"/flow_runs/{made['id']}")
+            return run["state"]["name"] if run["state"]["type"] in ("COMPLETED", "FAILED", "CRASHED") else None
+
+        assert wait(ended, "the end") == "Completed"
     assert decision(small)["who"] == "Ada"
 
 
