@@ -14,6 +14,7 @@ run.samples("r1")                 # completions of an evaluation with their rewa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,6 +35,9 @@ _NO_CURVES = ("system/", "final/")
 """Prefixes of metrics that are not curves over steps: system metrics, and results of earlier versions."""
 _JSON_COLUMNS = ("metadata", "rewards")
 """Columns of parquet files that contain JSON text."""
+_SHARD = re.compile(r"((part|shard|labels)-)?\d{5,}")
+"""Names of shards, as mixes, sampling jobs, step labels and the filters of `sft_data` write them. A test set may be
+called aime-2024."""
 
 
 def table(recipe: str | None = None) -> pd.DataFrame:
@@ -193,8 +197,8 @@ def _tables(folder: Path) -> dict[str, list[Path]]:
     tables: dict[str, list[Path]] = {}
     for path in sorted(folder.rglob("*.parquet")):
         place = path.relative_to(folder)
-        numbered = place.stem.rpartition("-")[2].isdecimal() and place.parent != Path()
-        tables.setdefault((place.parent if numbered else place.with_suffix("")).as_posix(), []).append(path)
+        is_shard = _SHARD.fullmatch(place.stem) and place.parent != Path()
+        tables.setdefault((place.parent if is_shard else place.with_suffix("")).as_posix(), []).append(path)
     return tables
 
 

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from grpo.config.common import Hardware, Sampling
 from grpo.data.completions import all_ends, completion_texts
 from grpo.data.records import Message
@@ -30,9 +32,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(arguments)
     try:
+        settings, zero = _sampling(args), _text(args.zero_template)
         tokenizer, model = load_tokenizer(args.model), load_policy(args.model, Hardware())
         check_vocabulary(model, tokenizer, args.model)
-        talk(args, tokenizer, model)
+        talk(args, settings, zero, tokenizer, model)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -41,11 +44,28 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def talk(args: Any, tokenizer: Any, model: Any) -> None:
-    """Reads prompts until the end of input; an empty line starts a new conversation."""
+def _sampling(args: argparse.Namespace) -> Sampling:
+    try:
+        return Sampling(temperature=args.temperature, top_p=args.top_p, max_new_tokens=args.max_new_tokens)
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = str(first["loc"][0]).replace("_", "-")
+        raise InputError(f"--{option} {first['input']}: {first['msg']}") from None
+
+
+def _text(path: Path | None) -> str | None:
+    try:
+        return path.read_text() if path else None
+    except OSError as error:
+        raise InputError(f"--zero-template {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--zero-template {path}: not UTF-8 text") from None
+
+
+def talk(args: argparse.Namespace, settings: Sampling, zero: str | None, tokenizer: Any, model: Any) -> None:
+    """Reads prompts until the end of input; an empty line starts a new conversation. `zero`: the plain-text template,
+    if it is not the default."""
     interactive = sys.stdin.isatty()
-    settings = Sampling(temperature=args.temperature, top_p=args.top_p, max_new_tokens=args.max_new_tokens)
-    zero = args.zero_template.read_text() if args.zero_template else None
     messages: list[Message] = []
     if interactive:
         print("An empty line begins a new conversation; Ctrl-D ends.", file=sys.stderr)

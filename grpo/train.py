@@ -138,7 +138,8 @@ def run(job: JobBase) -> int:
         used = MemoryUsed()
         with warnings_as_notices():
             runner(job)
-        used.write(job.result.parent)
+        if job.where.trainer is None:  # another trainer's processes hold the memory
+            used.write(job.result.parent)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -34,7 +34,8 @@ def add_selection(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="STAGE=REF",
-        help="take this artifact: a key, a digest, latest, RUN:STAGE of a run in MLflow, or a path (begins with . / ~)",
+        help="take this artifact instead of making it: a key, a digest, latest, RUN:STAGE of a run in MLflow, or a "
+        "path (begins with . / ~)",
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -29,6 +30,9 @@ from tasks.trainer.processes import process_name
 
 MARK = "R1FLOW_INSTALLATION"
 """Environment variable of all processes of an installation and their children. Its value is the home folder."""
+LOCK = "up.lock"
+"""File in the home folder, locked by `r1 up` from before it looks for an installation, then by the supervisor until it
+ends: of two commands at the same moment, one starts an installation."""
 LIMITS = {"r1-cpu": 16, "r1-tasks": 2}
 """Maximum concurrent flow runs per pool: recipes only wait, and stages without a GPU share the CPU. In r1-gpu, one per
 worker."""
@@ -50,24 +54,30 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Starts the installation, or reports that it is running."""
     place = home()
-    if living_supervisor(place):
-        print("it is up already", file=sys.stderr)
-        return _say_where(place)
+    with (place / LOCK).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return _say_up(place)
+        return _say_up(place) if living_supervisor(place) else _prepare(place, args, lock.fileno())
+
+
+def _prepare(place: Path, args: argparse.Namespace, lock: int) -> int:
     if args.workers is not None and args.workers < 1:
         raise InputError(f"--workers {args.workers}: give 1 or more")
     _end_rest(place)
     (place / STATE).unlink(missing_ok=True)
     ports = {"--prefect-port": args.prefect_port, "--mlflow-port": args.mlflow_port}
     if args.postgres:
-        from flows.installation.postgres import check
+        from flows.installation.postgres import Cluster, check
 
-        check()
+        check(Cluster(place / POSTGRES, args.postgres_port))
         ports["--postgres-port"] = args.postgres_port
     services.check_ports(ports)
-    return _start(place, args)
+    return _start(place, args, lock)
 
 
-def _start(place: Path, args: argparse.Namespace) -> int:
+def _start(place: Path, args: argparse.Namespace, lock: int) -> int:
     workers = args.workers or max(1, len(gpus()))
     ports = [args.prefect_port, args.mlflow_port, args.postgres_port if args.postgres else 0]
     logs = place / "logs"
@@ -81,6 +91,7 @@ def _start(place: Path, args: argparse.Namespace) -> int:
             env={**os.environ, MARK: str(place), "R1FLOW_HOME": str(place)},
             cwd="/",
             start_new_session=True,
+            pass_fds=[lock],  # it keeps the lock when this command has ended
         )
     print("starting the servers, the deployments and the workers", file=sys.stderr)
     deadline = time.monotonic() + START_S
@@ -94,6 +105,11 @@ def _start(place: Path, args: argparse.Namespace) -> int:
         time.sleep(0.3)
     _stop(place)
     raise InputError(f"the installation was not up within {START_S:g} s; see {logs}")
+
+
+def _say_up(place: Path) -> int:
+    print("it is up already", file=sys.stderr)
+    return _say_where(place)
 
 
 def _say_where(place: Path) -> int:

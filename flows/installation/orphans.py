@@ -62,8 +62,12 @@ class OrphanSweeper:
                 if str(run.id) in present:  # it is alive, but too busy to send its heartbeat
                     continue
                 self.recipes.discard(run.id)
-                if run.run_count < TRIES:
+                if self._crashes(run) < TRIES:
                     self._set(run, AwaitingRetry(message="It lost its process and starts again."))
+
+    def _crashes(self, run: FlowRun) -> int:
+        """How often a run crashed. Its `run_count` also counts each time that it went on after a gate."""
+        return sum(state.is_crashed() for state in self.client.read_flow_run_states(run.id))
 
     def _deployed(self, run: FlowRun) -> UUID | None:
         """The flow run whose process runs this one: itself, or the recipe around it. None if it runs in a terminal,
@@ -94,7 +98,11 @@ def runs_in(client: SyncPrefectClient, types: list[StateType], ids: list[UUID] |
     filters: dict[str, Any] = {"state": {"type": {"any_": types}}}
     if ids is not None:
         filters["id"] = {"any_": ids}
-    return client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(filters))
+    chosen = FlowRunFilter.model_validate(filters)
+    runs: list[FlowRun] = []
+    while page := client.read_flow_runs(flow_run_filter=chosen, offset=len(runs)):  # the server limits its length
+        runs += page
+    return runs
 
 
 def _recipe_flows(client: SyncPrefectClient) -> set[UUID]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import pwd
+import re
 import secrets
 import shutil
 import stat
@@ -22,6 +23,8 @@ from flows.prefect_server import HOST
 from grpo.errors import InputError
 
 USER, DATABASES = "r1flow", ("prefect", "mlflow")
+INSTALLED = Path("/usr/lib/postgresql")
+"""Where Debian keeps PostgreSQL's programs: outside PATH, in one folder per version."""
 SYSTEM_USER = "postgres"
 
 
@@ -36,10 +39,16 @@ class Cluster:
     def data(self) -> Path:
         return self.folder / "data"
 
+    @property
+    def version(self) -> str | None:
+        """The major version of PostgreSQL that made the cluster, because no other can read it. None before that."""
+        file = self.data / "PG_VERSION"
+        return file.read_text().strip() if (self.folder / "password").is_file() and file.is_file() else None
+
     def service(self) -> Service:
         """The server as a service. SIGINT stops it immediately and cleanly."""
         place = ["-D", str(self.data), "-p", str(self.port), "-h", HOST, "-k", ""]
-        return Service("postgres", [*_as_user(keep_alive=True), _program("postgres"), *place], signal=2)
+        return Service("postgres", [*_as_user(keep_alive=True), _program("postgres", self.version), *place], signal=2)
 
     def databases(self) -> Databases:
         password = (self.folder / "password").read_text().strip()
@@ -48,9 +57,18 @@ class Cluster:
         return Databases(f"postgresql+asyncpg://{place}/{prefect}", f"postgresql+psycopg://{place}/{mlflow}")
 
     def make(self) -> None:
-        """Creates the cluster on disk unless it exists. Starts over if an earlier creation was killed."""
+        """Creates the cluster on disk unless it exists. Starts over if an earlier creation was killed.
+
+        Raises:
+            InputError: initdb failed, or the cluster's password is gone.
+        """
         if (self.folder / "password").is_file():
             return
+        if (self.data / "PG_VERSION").exists() and not (self.folder / "password.partial").exists():
+            raise InputError(
+                f"{self.folder / 'password'} is missing, and without it nobody can read the cluster beside it; restore "
+                "the file from a backup, or move the folder away to start with an empty cluster"
+            )
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         self.folder.chmod(0o700)
@@ -87,10 +105,11 @@ class Cluster:
                     connection.execute(f"create database {name}")
 
 
-def check() -> None:
-    """Raises InputError if something that a cluster needs is missing."""
-    for program in ("initdb", "postgres"):
-        _program(program)
+def check(cluster: Cluster) -> None:
+    """Raises InputError if something that the cluster needs is missing."""
+    if cluster.version is None:
+        _program("initdb")
+    _program("postgres", cluster.version)
     if importlib.util.find_spec("psycopg") is None:
         raise InputError("--postgres needs the driver psycopg: pip install 'r1flow[postgres]'")
     if os.geteuid() == 0:
@@ -104,15 +123,28 @@ def check() -> None:
             raise InputError("Postgres does not run as root; run r1 as another user, or install setpriv (util-linux)")
 
 
-def _program(name: str) -> str:
-    """Path of a PostgreSQL program. Debian keeps them outside PATH, in one folder per version."""
-    installed = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[4]))
-    program = shutil.which(name) or (str(installed[-1]) if installed else None)
-    if program is None:
+def _program(name: str, version: str | None = None) -> str:
+    """Path of a PostgreSQL program: of this major version, or of any."""
+    on_path = shutil.which(name)
+    if version is not None:
+        if (program := INSTALLED / version / "bin" / name).is_file():
+            return str(program)
+        if on_path and _major(on_path) == version:
+            return on_path
         raise InputError(
-            f"--postgres needs {name}, which is not installed: apt install postgresql, or leave the flag out"
+            f"--postgres needs PostgreSQL {version}, which made this home's records: apt install postgresql-{version}, "
+            "or leave the flag out"
         )
-    return program
+    installed = sorted(INSTALLED.glob(f"*/bin/{name}"), key=lambda path: int(path.parents[1].name))
+    if on_path or installed:
+        return on_path or str(installed[-1])
+    raise InputError(f"--postgres needs {name}, which is not installed: apt install postgresql, or leave the flag out")
+
+
+def _major(program: str) -> str:
+    """The major version in `postgres (PostgreSQL) 15.6 (Debian 15.6-0+deb12u1)`."""
+    said = subprocess.run([program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True).stdout
+    return found[1] if (found := re.search(r"\(PostgreSQL\) (\d+)", said)) else ""
 
 
 def _user() -> str:

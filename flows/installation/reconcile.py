@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -52,12 +52,14 @@ async def compare(client: PrefectClient, resources: Iterable[Resource]) -> list[
         InputError: a pool exists with another type, which Prefect cannot change.
     """
     diffs = []
+    resources = list(resources)
     for resource in resources:
         old = await _READ[resource.kind](client, resource)
         diffs.append(
             ResourceDiff(_with_server_defaults(resource, old) if resource.kind == "pool" and old else resource, old)
         )
-    retired = await _read_retired(client)
+    current = {resource.fields["entrypoint"] for resource in resources if resource.kind == "deployment"}
+    retired = await _read_retired(client, current)
     return [*(_still_switched(diff, retired) for diff in diffs), *(ResourceDiff(one, one, True) for one in retired)]
 
 
@@ -65,8 +67,9 @@ RETIRED = {"weekly", "nightly-evaluation", "r1flow"}
 """Names of deployments in earlier versions, where all of them were called r1flow."""
 
 
-async def _read_retired(client: PrefectClient) -> list[Resource]:
-    """Deployments that an earlier version registered under other names."""
+async def _read_retired(client: PrefectClient, current: Collection[str]) -> list[Resource]:
+    """Deployments that an earlier version registered under other names: their entrypoints are modules of this package
+    that are gone. One with a `current` entrypoint, or another's, is somebody's own."""
     named = DeploymentFilter(
         name=DeploymentFilterName(any_=sorted(RETIRED)), tags=DeploymentFilterTags(all_=["r1flow"])
     )
@@ -77,6 +80,7 @@ async def _read_retired(client: PrefectClient) -> list[Resource]:
             "deployment", f"{flows[old.flow_id]}/{old.name}", {}, {"active": {s.slug: s.active for s in old.schedules}}
         )
         for old in found
+        if (old.entrypoint or "").startswith("flows.") and old.entrypoint not in current
     ]
 
 

@@ -114,12 +114,16 @@ class Supervisor:
             service.deaths = 0 if lived > CALM_S else service.deaths + 1
             service.due = time.monotonic() + wait
             code = service.process.returncode if service.process else None
-            print(f"{service.name} ended with {code} after {lived:.0f} s; starting it again in {wait:g} s", flush=True)
+            said = f"{service.name} ended with {code} after {lived:.0f} s; starting it again in {wait:g} s"
+            with contextlib.suppress(OSError):  # a full disk must not end the other services, here and below
+                print(said, flush=True)
         elif time.monotonic() >= service.due:
             self._end_orphans()
-            service.due = None
-            service.start(self._logs)
-            self._changed()
+            service.due = time.monotonic() + BACKOFF_S[-1]  # if it cannot be started now
+            with contextlib.suppress(OSError):
+                service.start(self._logs)
+                service.due = None
+                self._changed()
 
     def _end_orphans(self) -> None:
         """Ends the orphans of dead services. Each gets time to clean up."""
@@ -147,24 +151,29 @@ class Supervisor:
         return pids
 
     def stop(self, *names: str) -> None:
-        """Stops these services, or all of them, in reverse order. Returns when they and their descendants are gone."""
-        chosen = [service for service in reversed(self.services) if not names or service.name in names]
-        for service in chosen:
-            if service.process is None:
-                continue
-            family = descendants(service.process.pid)
-            with contextlib.suppress(ProcessLookupError):
-                service.process.send_signal(service.signal)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                service.process.wait(timeout=GRACE_S)
-            if service.process.poll() is None:
-                for pid in {service.process.pid, *family, *descendants(service.process.pid)}:
-                    _signal(pid, signal.SIGKILL)
-                service.process.wait()
-            self.services.remove(service)
-            self._end_orphans()
+        """Stops these services at once, or all of them, one after the other in reverse order. Returns when they and
+        their descendants are gone."""
         if not names:
+            for service in self.services[::-1]:
+                self.stop(service.name)
             end_descendants(0)
+            return
+        chosen = [(service, service.process) for service in self.services if service.process and service.name in names]
+        families = {}
+        for service, process in chosen:
+            families[process.pid] = descendants(process.pid)
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(service.signal)
+        deadline = time.monotonic() + GRACE_S
+        for service, process in chosen:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            if process.poll() is None:
+                for pid in {process.pid, *families[process.pid], *descendants(process.pid)}:
+                    _signal(pid, signal.SIGKILL)
+                process.wait()
+            self.services.remove(service)
+        self._end_orphans()
 
 
 def put_aside_large_logs(logs: Path) -> None:

@@ -15,7 +15,7 @@ from grpo.config.engines import TextEngineSettings, check_shards
 from grpo.config.judge import JudgeSettings
 from grpo.config.scoring import Scoring
 from tasks.problems.miniature.writers import Habits
-from tasks.sft_data.filters import FilterSettings
+from tasks.sft_data.filters import DemonstrationFilters, FilterSettings
 from tasks.sft_data.mix_settings import MixSettings
 from tasks.sft_data.teacher.settings import Teacher
 
@@ -47,7 +47,10 @@ class ColdStartData(Section):
         "in its instruction: {question}, {trajectory}, {form}. None: the miniature's writer (habits). R1: DeepSeek-V3.",
     )
     hardware: WholeSequences = Hardware()
-    filters: FilterSettings = Field(FilterSettings(), description="Filters for unreadable demonstrations.")
+    filters: DemonstrationFilters = Field(
+        default_factory=DemonstrationFilters,  # a default in the form would hold the fields that it leaves out
+        description="Filters for unreadable demonstrations.",
+    )
 
     @model_validator(mode="after")
     def _source_is_complete(self) -> ColdStartData:

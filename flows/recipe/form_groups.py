@@ -74,7 +74,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "RewardModel": {
         "": ("epochs", "batch_size", "optimizer"),
-        "Model": ("margin", "centring", "ensemble", "lora"),
+        "Model": ("margin", "centring", "ensemble"),
         "Length": ("max_steps", "max_tokens"),
         "Hardware": ("micro_batch_tokens", "hardware", "save_every"),
     },

@@ -100,7 +100,7 @@ Start = Annotated[
 Only = Annotated[str | None, Explained("Run this stage alone, such as evaluate; its inputs are taken as they are.")]
 Force = Annotated[list[str] | None, Explained("Stages to make again although they exist.")]
 RecipeInputs = Annotated[
-    dict[str, str] | None, Explained(f'Artifacts to take for stages, as {{"sft": "latest"}}: {REFERENCE}.')
+    dict[str, str] | None, Explained(f'Artifacts to take instead of making them, as {{"sft": "latest"}}: {REFERENCE}.')
 ]
 Approve = Annotated[list[str] | None, Explained("Gates that may pass although they would ask.")]
 Dispatched = Annotated[bool, Explained("Run the stages on their work pools, not in the process of the recipe.")]

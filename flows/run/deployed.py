@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
 
 from prefect.client.orchestration import get_client
 from prefect.exceptions import ObjectNotFound
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from flows.stage_contract.references import Input
 from flows.stage_contract.stage import Step
@@ -33,15 +34,42 @@ def check_deployments(graph: Iterable[Step]) -> None:
                 raise InputError(f"no deployment {name} at {client.api_url}; `r1 deploy` registers it") from None
 
 
-def with_absolute_paths(value: Any, step: Step, config: BaseModel, resolved: Mapping[str, Input]) -> Any:
-    """The configuration with absolute paths, because a worker has another working directory."""
-    paths = {str(path): str(resolved[name].path) for name, path in step.stage.files(config).items()}
+def with_absolute_paths(step: Step, config: BaseModel, resolved: Mapping[str, Input]) -> dict[str, Any]:
+    """The fields of a configuration that were set, with absolute paths, because a worker has another working directory.
+    It fills in the same defaults for the other fields.
 
-    def absolute(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {name: absolute(inner) for name, inner in value.items()}
-        if isinstance(value, list):
-            return [absolute(inner) for inner in value]
-        return paths.get(value, value) if isinstance(value, str) else value
+    A path's text may also be that of another field, such as the name of a test set. So a field counts as a path only if
+    the stage reads other files once it is changed.
+    """
+    absolute = {str(path): str(resolved[name].path) for name, path in step.stage.files(config).items()}
 
-    return absolute(value)
+    def files(values: dict[str, Any]) -> list[str] | None:
+        try:
+            return sorted(map(str, step.stage.files(type(config).model_validate(values)).values()))
+        except ValidationError:  # a path where the field allows none
+            return None
+
+    values = config.model_dump(mode="json", exclude_unset=True)
+    for place, text in list(_texts(values)):
+        if absolute.get(text, text) != text:
+            changed = _replaced(values, place, absolute[text])
+            values = values if files(changed) in (None, files(values)) else changed
+    return values
+
+
+def _texts(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], str]]:
+    """The texts in nested values, each after its place: names of fields, and indices of lists."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in parts:
+        yield from _texts(inner, (*place, name))
+    if isinstance(value, str):
+        yield place, value
+
+
+def _replaced(values: dict[str, Any], place: tuple[Any, ...], text: str) -> dict[str, Any]:
+    changed: Any = copy.deepcopy(values)
+    inner = changed
+    for name in place[:-1]:
+        inner = inner[name]
+    inner[place[-1]] = text
+    return cast(dict[str, Any], changed)

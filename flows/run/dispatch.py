@@ -73,12 +73,15 @@ def dispatch(step: Step, config: BaseModel, inputs: Mapping[str, str], seed: int
         StageFailed: it failed, was cancelled, or crashed `TRIES` times; the message is the stage's own.
     """
     resolved, key = find_key(step.stage, config, inputs, seed)
+    # `latest`, an alias or a key with several attempts may mean another artifact once the worker begins. A digest stays
+    # the object that it is, by which Prefect draws the graph.
+    inputs = {name: ref if ref == resolved[name].exact else resolved[name].exact for name, ref in inputs.items()}
     if not where.force and store().find(key, stage=step.name) is not None:
         return run_here(step, config, inputs, seed, where)
     # Prefect doubles its pauses while a server is unavailable: after a long outage, it would sleep for as long again.
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 2}), get_client(sync_client=True) as client:
         result = _Dispatch(client, _job(client, step, config, resolved, inputs, seed, where, key)).run()
-    # What another recipe's flow run made is recorded here as reused. The key: inputs such as `latest` may have changed.
+    # What another recipe's flow run made is recorded here as reused. The key: files may have changed.
     return result or run_here(step, config, inputs, seed, where.model_copy(update={"force": False, "key": key}))
 
 
@@ -97,11 +100,8 @@ def _job(
     recipe_run_id, run_count = str(context.flow_run.id), context.flow_run.run_count
     parameters = {
         **step.parameters,
-        # Only fields that were set. The worker fills in the same defaults for the others, which stay unset there.
-        "config": with_absolute_paths(config.model_dump(mode="json", exclude_unset=True), step, config, resolved),
-        "inputs": {
-            name: str(resolved[name].path) if resolved[name].manifest is None else ref for name, ref in inputs.items()
-        },
+        "config": with_absolute_paths(step, config, resolved),
+        "inputs": inputs,
         "seed": seed,
         "where": where.model_copy(update={"key": key}).model_dump(mode="json"),
     }
@@ -260,8 +260,10 @@ class _Dispatch:
             Progress.current().say(line)
 
     def _cancel(self, run: FlowRun, error: BaseException) -> None:
-        """Cancels the flow run too if a person stopped the recipe. If only this process was ended, the flow run
-        continues."""
+        """Cancels the flow run too if a person stopped the recipe that started it. If only this process was ended, the
+        flow run continues."""
+        if tag_value(run.tags, RECIPE_RUN) != self.job.recipe_run_id:
+            return
         try:
             by_person = isinstance(error, KeyboardInterrupt)
             if not by_person:

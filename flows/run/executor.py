@@ -34,7 +34,16 @@ from tasks.store.manifest import Manifest
 from tasks.tracking.client import RECIPE_FILE, Tracking
 from tasks.tracking.names import join_name
 from tasks.tracking.results import of_checkpoint
-from tasks.tracking.tags import ERROR_TAG, FAILED_TAG, FLOW_RUN_TAG, FLOW_TAG, NOTE_TAG, OVERRIDES_TAG, SEED_TAG
+from tasks.tracking.tags import (
+    ERROR_TAG,
+    FAILED_TAG,
+    FLOW_RUN_TAG,
+    FLOW_TAG,
+    NOTE_TAG,
+    OVERRIDES_TAG,
+    SEED_TAG,
+    WAITING_TAG,
+)
 from tasks.trainer.fork_client import fork_server
 
 
@@ -85,8 +94,8 @@ def _run(
     selection: StageSelection,
     dispatched: bool,
 ) -> dict[str, Any]:
-    selection.check(graph)
-    active_gates = check_gates(recipe.gates, [step.name for step in graph], selection.approve)
+    active_gates = check_gates(recipe.gates, graph, selection.approve)
+    selection.check(graph, active_gates)
     steps = [step for step in graph if selection.runs(graph, step.name)]
     run_step: RunStep = run_here
     if dispatched:
@@ -103,7 +112,7 @@ def _run(
     if (estimated := for_record(graph, recipe)) is not None:
         record.log_text(run_id, estimated, ESTIMATE)
     result: dict[str, Any] = {"recipe": recipe.name, "run_id": run_id, "stages": [], "gates": [], "checkpoints": {}}
-    produced: dict[str, str] = {}  # stage -> key
+    produced: dict[str, str] = {}  # stage -> digest
 
     def manifest_of(stage: str) -> Manifest:
         manifest = resolve(reference_to(stage, graph, recipe, selection, produced)).manifest
@@ -153,7 +162,7 @@ def _begin(record: Tracking, recipe: Recipe, flow_name: str, overrides: Sequence
     previous = record.reader.newest(recipe.name, flow_run) if flow_run else None
     if previous is not None and record.reader.read_json(previous.id, RECIPE_FILE) == config:
         record.reopen(previous.id)
-        for tag in {FAILED_TAG, ERROR_TAG} & previous.tags.keys():
+        for tag in {FAILED_TAG, ERROR_TAG, WAITING_TAG} & previous.tags.keys():
             record.delete_tag(previous.id, tag)
         return previous.id
     tags = {
@@ -188,7 +197,13 @@ def _close(
 
 
 def _fail(record: Tracking, run_id: str, result: dict[str, Any], stage: str, error: BaseException) -> None:
-    """Records the failure. A failed run gets a report; one that is being stopped has no time for it."""
+    """Records the failure. A failed run gets a report; one that is being stopped has no time for it, and one that is
+    suspended until somebody answers a gate has not failed."""
+    from prefect.exceptions import Pause
+
+    if isinstance(error, Pause):
+        record.finish(run_id, "KILLED")
+        return
     record.fail(run_id, error, {FAILED_TAG: stage})
     if isinstance(error, Exception):
         _report(record, run_id, result)

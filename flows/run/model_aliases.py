@@ -22,7 +22,7 @@ def move_aliases(
     """Gives each checkpoint that a run made or reused its name as an alias, such as dev1 or r1. The last policy becomes
     the champion if the run had gates and all of them passed without approval.
 
-    `produced`: stage -> key, for this run. `stages`: all stages of its graph, in order. `gates`: as in the run's
+    `produced`: stage -> digest, for this run. `stages`: all stages of its graph, in order. `gates`: as in the run's
     result.
     """
     for stage, name in checkpoints(produced).items():

@@ -15,13 +15,15 @@ from flows.run.gates.checks import check_gates
 from flows.stage_contract.references import named_files, resolve
 from flows.stage_contract.stage import Step, hashed_config, key_of
 from grpo.errors import InputError
+from tasks.gates.conditions import Gate
 from tasks.store.diff import Ingredients, differences
 from tasks.store.manifest import InputRef, Manifest
 
 
 @dataclass
 class StageSelection:
-    """Which stages of a pipeline run, which artifacts replace others, and which gates are approved in advance."""
+    """Which stages of a pipeline run, which are given as artifacts instead (`inputs`), and which gates are approved in
+    advance."""
 
     start: str | None = None
     only: str | None = None
@@ -29,17 +31,38 @@ class StageSelection:
     inputs: Mapping[str, str] = field(default_factory=dict)
     approve: Sequence[str] = ()
 
-    def check(self, graph: Sequence[Step]) -> None:
-        """Raises InputError if a stage is not in the graph, or if --from and --only are combined."""
+    def check(self, graph: Sequence[Step], gates: Sequence[Gate]) -> None:
+        """`gates`: those that apply to the graph.
+
+        Raises:
+            InputError: a stage is not in the graph, no stage is left to run, or an argument would have no effect.
+        """
         names = [step.name for step in graph]
         for name in [*self.force, *filter(None, (self.start, self.only)), *self.inputs]:
             if name not in names:
                 raise InputError(f"unknown stage {name!r}; the stages are {', '.join(names)}")
         if self.start and self.only:
             raise InputError("give --from or --only, not both")
+        chosen = {step.name: step for step in graph if self.runs(graph, step.name)}
+        if not chosen:
+            raise InputError(f"--input {[*self.inputs][-1]}: no stage is left to run; leave it out")
+        for name in self.force:
+            if name not in chosen:
+                why = "--input gives it" if name in self.inputs else f"this run does only {', '.join(chosen)}"
+                raise InputError(f"--force {name}: {why}; leave one of the two out")
+        read = {maker for step in chosen.values() for maker in step.inputs.values()}
+        for gate in gates:
+            if gate.after in chosen:  # its own evaluation reads the problems, and the base model for its template
+                read |= gate.stages() | ({"problems", "base"} if gate.evaluate else set())
+        for name in self.inputs:
+            if name not in read:
+                raise InputError(f"--input {name}: nothing in this run reads it; it does only {', '.join(chosen)}")
 
     def runs(self, graph: Sequence[Step], name: str) -> bool:
+        """Whether the stage is made or reused under its own key. One that --input gives is taken as it is."""
         names = [step.name for step in graph]
+        if name in self.inputs:
+            return False
         if self.only:
             return name == self.only
         return self.start is None or names.index(name) >= names.index(self.start)
@@ -48,7 +71,8 @@ class StageSelection:
 def resolve_inputs(
     step: Step, graph: Sequence[Step], recipe: Recipe, selection: StageSelection, produced: Mapping[str, str]
 ) -> dict[str, str]:
-    """Input of the step -> reference of the artifact that it reads. `produced`: stage -> key, for this run so far."""
+    """Input of the step -> reference of the artifact that it reads. `produced`: stage -> key or digest, for this run so
+    far."""
     return {name: reference_to(maker, graph, recipe, selection, produced) for name, maker in step.inputs.items()}
 
 
@@ -108,8 +132,7 @@ def plan(graph: Sequence[Step], recipe: Recipe, selection: StageSelection) -> li
     Raises:
         InputError: a given stage, gate, file or input does not exist.
     """
-    selection.check(graph)
-    check_gates(recipe.gates, [step.name for step in graph], selection.approve)
+    selection.check(graph, check_gates(recipe.gates, graph, selection.approve))
     for stage, reference in selection.inputs.items():
         resolve(reference, stage)
     newest_by_stage = store().newest_by_stage()
@@ -122,9 +145,10 @@ def plan(graph: Sequence[Step], recipe: Recipe, selection: StageSelection) -> li
         newest = newest_by_stage.get(step.name)
         took = newest.seconds if newest else None
         if not selection.runs(graph, step.name):
-            planned.append(Planned(step.name, "skip", "not chosen", took=took))
+            given = selection.inputs.get(step.name)
+            planned.append(Planned(step.name, "skip", f"given: {given}" if given else "not chosen", took=took))
             continue
-        made_anew = [maker for maker in step.inputs.values() if maker not in selection.inputs and maker in running]
+        made_anew = [maker for maker in step.inputs.values() if maker in running]
         if made_anew:  # the key depends on what it will be
             running.add(step.name)
             planned.append(Planned(step.name, "run", f"input {made_anew[0]} is made anew", took=took))

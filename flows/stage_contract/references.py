@@ -40,6 +40,11 @@ class Input:
         """Its path on this machine. An artifact in an object store is fetched first, so this can take a while."""
         return self.place if self.manifest is None else self.manifest.local()
 
+    @property
+    def exact(self) -> str:
+        """A reference to this very input, whenever and wherever it is resolved: a digest, or an absolute path."""
+        return str(self.place) if self.manifest is None else self.ref.digest
+
 
 def resolve(reference: str, stage: str | None = None) -> Input:
     """The input that a reference names, after checking that its contents on this machine are unchanged. `latest` alone

@@ -10,13 +10,13 @@ from typing import Any
 from flows.recipe.data_sections import ColdStartData
 from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.base_model import zero_template
-from flows.stages.problems import HELD_OUT, TRAIN
+from flows.stages.problems import TRAIN, evaluated_files
 from grpo.data.records import Problem, Sample, read_problems, read_samples, write_rows
 from grpo.data.template import form_of
 from grpo.errors import InputError
 from tasks.problems.decontaminate import HeldOut
 from tasks.sft_data.cold_start import as_sample, miniature_writer, sampled, solution, without, written
-from tasks.sft_data.examples import write_examples
+from tasks.sft_data.examples import tokenizer_of, write_examples
 from tasks.sft_data.teacher.rewriting import Rewrite, requests, rewritten, trajectories
 from tasks.trainer.user_code import code_digests
 
@@ -37,8 +37,8 @@ def build(context: Context) -> Outcome:
         examples, counts = _from_zero(context, problems)
     else:
         writer = solution if config.habits is None else miniature_writer(config.habits, context.seed)
-        examples, counts = written(problems, writer, config.filters)
-    held_out = HeldOut(read_problems(context.path("problems") / HELD_OUT))
+        examples, counts = written(problems, writer, config.filters, _tokenizer(context))
+    held_out = HeldOut(*map(read_problems, evaluated_files(context.path("problems"))))
     examples, counts["contaminated"] = without(held_out, examples)
     counts["kept"] = len(examples)
     if not examples:
@@ -79,15 +79,20 @@ def _from_zero(context: Context, problems: list[Problem]) -> tuple[list[Any], di
     if not chosen:
         raise InputError(f"cold_start_data: no trajectory of R1-Zero passes the filters ({counts}); train it longer")
     if config.habits is not None:
-        writer = miniature_writer(config.habits, context.seed)
+        writer, tokenizer = miniature_writer(config.habits, context.seed), _tokenizer(context)
 
         def rewrite(problem: Problem) -> Sample:
-            return as_sample(problem, form_of(problem).render(*writer(problem)))
+            return as_sample(problem, form_of(problem).render(*writer(problem)), tokenizer)
 
         examples, more = rewritten(problems, chosen, rewrite, config.filters)
     else:
         examples, more = rewritten(problems, chosen, _by_teacher(context, problems, chosen), config.filters)
     return examples, counts | more
+
+
+def _tokenizer(context: Context) -> Any:
+    """The tokenizer that counts what was written, None if no filter limits it."""
+    return tokenizer_of(context.path("base")) if context.config.filters.context else None
 
 
 def _by_teacher(context: Context, problems: list[Problem], chosen: dict[str, Sample]) -> Rewrite:

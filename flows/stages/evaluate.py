@@ -139,9 +139,9 @@ def _ask_sets(context: Context) -> dict[str, Path]:
 
 
 def files(config: Evaluate) -> dict[str, str | Path]:
-    """Local files and folders that test sets read. The stage reads their problems from `problems`; listing the paths
-    here keeps them out of its key."""
-    return set_files(config.sets)
+    """The judge's folder, and local files and folders that test sets read. The stage reads their problems from
+    `problems`; listing the paths here keeps them out of its key."""
+    return {**set_files(config.sets), **config.judge.files()}
 
 
 def checkpoints(stages: Iterable[str]) -> dict[str, str]:

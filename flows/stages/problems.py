@@ -164,6 +164,12 @@ def test_set_file(artifact: Path, name: str) -> Path:
     return artifact / TEST_SETS / f"{name}.parquet"
 
 
+def evaluated_files(artifact: Path) -> list[Path]:
+    """Files in an artifact of this stage with the problems that no training text may contain: the held-out ones, and
+    one file for each test set."""
+    return [artifact / HELD_OUT, *sorted((artifact / TEST_SETS).glob("*.parquet"))]
+
+
 def code(config: Problems) -> dict[str, Any]:
     """What decides the result in addition to the settings: the entries used from the table of known test sets; the
     versions of the miniature world's general prompts and sums, if used; and the version of the row reader, if there are

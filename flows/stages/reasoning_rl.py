@@ -63,10 +63,12 @@ def _validation_problems(context: Context) -> Path:
 
 
 def files(config: RL) -> dict[str, str | Path]:
-    """The user's reward models and preference files. Their contents enter the key; for hub models, their names."""
+    """The user's reward models, preference files and the judge's folder. Their contents enter the key; for hub models,
+    their names."""
     used = config.supervision == "process" and is_folder(config.step_reward)
     models: dict[str, str | Path] = {f"{name}_model": model for name, model in config.reward_models.items()}
     models |= {f"pairs{number}": path for number, path in enumerate(config.dpo.files)}
+    models |= config.judge.files() if config.judge else {}
     return models | ({"step_reward": config.step_reward} if used else {})
 
 

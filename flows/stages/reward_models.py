@@ -16,7 +16,7 @@ from typing import Any
 from flows.recipe.sections import RewardModels
 from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.alignment_rounds import MODELS, models_name, policy_name
-from flows.stages.problems import BAD_RECORDS, HELD_OUT, SHOWN, TRAIN
+from flows.stages.problems import BAD_RECORDS, SHOWN, TRAIN, evaluated_files
 from grpo.config.jobs import MEMBER
 from grpo.config.supervised import RewardModel
 from grpo.data.held_out import read_held_out, write_held_out
@@ -143,7 +143,7 @@ def _judge(context: Context, policy: str, gathered: Gathered) -> None:
 
 def _clean(context: Context, gathered: Gathered) -> None:
     """Drops duplicates, and preferences on prompts of the evaluation."""
-    evaluated = {normalise(problem.text) for problem in read_problems(context.path("problems") / HELD_OUT)}
+    evaluated = {normalise(problem.text) for problem in read_problems(evaluated_files(context.path("problems")))}
     for name, rows in gathered.rows.items():
         apart = [row for row in rows if normalise(prompt_text(row["messages"])) not in evaluated]
         kept = gathered.rows[name] = drop_duplicates(apart)
@@ -189,8 +189,8 @@ def _measure(context: Context, name: str, outcome: Outcome) -> None:
 
 
 def files(config: RewardModels) -> dict[str, str | Path]:
-    """Preference files, whose contents enter the stage's key."""
-    return {f"preferences{number}": file.path for number, file in enumerate(config.files)}
+    """Preference files and the judge's folder, whose contents enter the stage's key."""
+    return {**{f"preferences{n}": file.path for n, file in enumerate(config.files)}, **config.judge.files()}
 
 
 def code(config: RewardModels) -> dict[str, Any]:
@@ -212,5 +212,6 @@ def models_stage(number: int, replay_share: float) -> Stage:
         STAGE.version,
         ("problems", policy, *earlier),
         lambda context: build(context, turn),
+        files=files,
         extra=lambda config: {**code(config), "replay_share": replay_share},
     )

@@ -20,7 +20,7 @@ from flows.home import home
 from flows.recipe.data_sections import SFTData
 from flows.stage_contract.numbered_tasks import run_numbered
 from flows.stage_contract.stage import Context, Outcome, Stage, clear_folder, hashed_values
-from flows.stages.problems import BAD_RECORDS, HELD_OUT, TRAIN
+from flows.stages.problems import BAD_RECORDS, TRAIN, evaluated_files
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample, read_problems, read_rows, write_rows
 from grpo.data.template import form_of
@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 POLICY = "reasoning_rl"
 _MODEL = "teacher_model"
 _DAY_S = 86400.0
+_LIMITS = {"time_limit_s", "memory_gb", "environment"}
 _SAMPLED = {"samples_per_problem", "enough_right", "samples_max", "rewards", "sampling", "sampling_by_source", "engine"}
 SHOWN = 100
 SAMPLES = "samples"
@@ -95,6 +96,7 @@ def _cut(context: Context, judge: JudgeSettings | None) -> list[ProblemShard]:
     """Shards of the problems for the policy, and of those for the teacher, if there is one."""
     config: SFTData = context.config
     teacher, how = config.teacher, _how_sampled(config, judge)
+    how |= {name: context.inputs[name].ref.digest for name in (judge.files() if judge else {})}
     by_policy = {"policy": context.inputs[POLICY].ref.digest, "seed": context.seed, **how}
     by_policy |= code_digests(_own_rewards(config), [config.engine])
     by_teacher: dict[str, Any] = {}
@@ -117,9 +119,9 @@ def _cut(context: Context, judge: JudgeSettings | None) -> list[ProblemShard]:
 def _of_teacher(context: Context, shard: ProblemShard) -> dict[str, Any]:
     """Fields of the task that differ if the teacher answers a shard."""
     teacher = context.config.teacher
-    problems = read_problems(shard.problems) if teacher else []
-    if teacher is None or problems[0].domain != "general":
+    if teacher is None or not shard.is_general():
         return {}
+    problems = read_problems(shard.problems)
     path = context.attempt.state / f"asked-{shard.key}.parquet"
     write_rows(path, asked(problems, teacher.instruction), Problem)
     model = str(context.path(_MODEL)) if teacher.model else None
@@ -127,9 +129,12 @@ def _of_teacher(context: Context, shard: ProblemShard) -> dict[str, Any]:
 
 
 def _how_sampled(config: SFTData, judge: JudgeSettings | None) -> dict[str, Any]:
-    """The part of the configuration that a problem's samples depend on, including the judge if it scores them."""
+    """The part of the configuration that a problem's samples depend on, including the judge if it scores them, and the
+    limits under which rewards fail. Default limits are left out, as earlier versions left out all."""
+    limits = config.scoring.model_dump(mode="json", include=_LIMITS, exclude_defaults=True)
+    scored = {"scoring": limits} if limits else {}
     judged = {"judge": hashed_values(judge)} | verifying_digests(judge) if judge else {}
-    return hashed_values(config, include=_SAMPLED) | {"dtype": config.hardware.dtype} | judged
+    return hashed_values(config, include=_SAMPLED) | {"dtype": config.hardware.dtype} | scored | judged
 
 
 def _sample(
@@ -195,7 +200,7 @@ def _select(
         **config.model_dump(mode="json", include={"filters", "judged", "keep_per_problem", "scoring"}),
         "judge": config.judge.model_dump_json(exclude_unset=True),
         "replies": str(context.attempt.state / "judge"),
-        "held_out": str(context.path("problems") / HELD_OUT),
+        "held_out": [str(path) for path in evaluated_files(context.path("problems"))],
         "seed": context.seed,
     }
     paths = [folder / f"{number:05d}.parquet" for number in range(len(shards))]
@@ -204,7 +209,7 @@ def _select(
     with Pool(workers, _DAY_S, None) if workers else nullcontext() as pool:
 
         def of_shard(number: int) -> dict[str, float]:
-            arguments = _filter_arguments(shards[number], sampled, paths[number], settings, str(context.path(POLICY)))
+            arguments = _filter_arguments(context, shards[number], sampled, paths[number], settings)
             if pool is None:
                 return select_shard(*arguments)
             counts_of_shard = pool.submit(select_shard, *arguments).result()
@@ -221,11 +226,13 @@ def _select(
 
 
 def _filter_arguments(
-    shard: ProblemShard | GivenShard, sampled: Path, out: Path, settings: Mapping[str, Any], policy: str
+    context: Context, shard: ProblemShard | GivenShard, sampled: Path, out: Path, settings: Mapping[str, Any]
 ) -> tuple[Path, Path, Path, Mapping[str, Any]]:
     """Arguments of `select_shard`. Given rows are not limited per problem: the mix draws from them."""
+    policy = str(context.path(POLICY))
     if isinstance(shard, ProblemShard):
-        return shard.samples(sampled), shard.problems, out, settings
+        taught = {"lengths_by": policy} if context.config.teacher and shard.is_general() else {}
+        return shard.samples(sampled), shard.problems, out, {**settings, **taught}
     of_given = {"tokenizer": policy, "keep_per_problem": sys.maxsize}
     of_given |= {} if shard.source.judged else {"judged": []}
     return shard.samples, shard.problems, out, {**settings, **of_given}
@@ -278,13 +285,15 @@ def code(config: SFTData) -> dict[str, Any]:
     engines = [config.engine, config.teacher.engine if config.teacher else None]
     rows = {"rows": ROWS_VERSION} if config.mix.sources else {}
     own = code_digests(_own_rewards(config), engines)
-    return {"judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge)} | own | rows
+    lengths = {"teacher_lengths": POLICY} if config.teacher else {}  # once, they were those of the teacher's requests
+    return {"judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge)} | own | rows | lengths
 
 
 def files(config: SFTData) -> dict[str, str | Path]:
-    """The mix's sources and the teacher's model. Local ones enter the key by their contents, those on a hub by name."""
+    """The mix's sources, the teacher's model and the judge's folder: local ones count by their contents, others by
+    name."""
     teacher = {_MODEL: config.teacher.model} if config.teacher and config.teacher.model else {}
-    return {f"mix_{source.name}": source.place for source in config.mix.sources} | teacher
+    return {f"mix_{source.name}": source.place for source in config.mix.sources} | teacher | config.judge.files()
 
 
 STAGE = Stage("sft_data", 7, ("problems", POLICY), build, files=files, extra=code)

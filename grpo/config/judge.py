@@ -152,6 +152,10 @@ class JudgeSettings(BaseModel):
         """Whether the judge is a language model, which can be asked any question."""
         return self.kind in _MODELS
 
+    def files(self) -> dict[str, Path]:
+        """The folder of its model, if it has one: an input of the stage that asks it."""
+        return {"judge_folder": self.path} if self.path is not None else {}
+
     @model_validator(mode="after")
     def _kind_is_complete(self) -> JudgeSettings:
         for name in _NEEDED[self.kind]:

@@ -109,7 +109,7 @@ class RL(Settings):
         description="If the sampler is not exactly the policy (vLLM, rollouts ahead), each token's advantage is "
         "multiplied by pi / pi_sampler, capped at this: truncated importance sampling. R1: unpublished.",
     )
-    max_new_tokens_from: dict[int, int] = Field(
+    max_new_tokens_from: dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]] = Field(
         {},
         description="{step: tokens}: maximum length from that step on, not sampling's. R1-Zero: 65,536 from 8,200 on.",
     )
@@ -219,6 +219,8 @@ class RL(Settings):
             raise ValueError("lora trains no value head; set ppo.value to 'model'")
         if self.supervision == "process" and self.method != "grpo":
             raise ValueError(f"process supervision is a form of grpo; method is {self.method!r}")
+        if self.supervision == "process" and self.advantage != "grpo":
+            raise ValueError(f"process supervision needs advantage 'grpo'; it is {self.advantage!r}")
         if self.rollouts_ahead and self.method not in ("grpo", "online_rft"):
             raise ValueError(f"rollouts_ahead is for grpo and online_rft; method is {self.method!r}")
         if self.rollouts_ahead and self.dynamic_sampling_rounds:
@@ -278,11 +280,9 @@ class RL(Settings):
     @model_validator(mode="after")
     def _guards_see_something(self) -> RL:
         """Refuses a guard that has no metric to check, because it would never report anything."""
-        if self.health.rule_accuracy.points is not None:
-            if "accuracy" not in self.rewards:
-                raise ValueError("health.rule_accuracy.points needs accuracy in rewards; 0 watches it without reward")
-            if self.general_share == 1 and self.general_last_steps == self.steps:
-                raise ValueError("health.rule_accuracy.points needs reasoning prompts; general_share is 1 throughout")
+        self.health.kl_budget.check(self.method)
+        given, only_general = self.method == "sft" or bool(self.dpo.files), self.general_share == 1
+        self.health.rule_accuracy.check(self.rewards, given, only_general and self.general_last_steps == self.steps)
         return self
 
     @property

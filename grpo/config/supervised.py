@@ -6,9 +6,10 @@ Sources: R1 = arXiv 2501.12948 (v2: the Nature version). If the paper does not g
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from grpo.config.common import Hardware, Lora, Optimizer, WholeSequences
 from grpo.config.trainers import check_even_shares, check_translated
@@ -75,12 +76,12 @@ class Tuning(Supervised):
     epochs: int = Field(2, ge=1, description="Passes over the data. R1: 2-3.")
     max_steps: int | None = Field(None, ge=1, description="Stop after this many steps. None: all epochs.")
     max_tokens: int = Field(32768, ge=16, description="Longer sequences are dropped and counted. R1: 32,768.")
-    lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights. None: all weights.")
 
 
 class SFT(Tuning):
     """Supervised fine-tuning."""
 
+    lora: Lora | None = Field(None, description="Train low-rank adapters instead of all weights. None: all weights.")
     hardware: Hardware = Hardware()
     validate_every: ValidateEvery = None
     validation: HeldOutValidation = Field(HeldOutValidation(), exclude_if=lambda value: value == HeldOutValidation())
@@ -113,7 +114,19 @@ class SFT(Tuning):
         return self
 
 
-class ProcessRewardModel(Tuning):
+def _no_adapters(value: Any) -> None:
+    if value is not None:
+        raise ValueError("reward models train all weights, adapters are for SFT and RL; remove it")
+
+
+class ScalarHead(Tuning):
+    """Common settings of reward models, all of whose weights are trained."""
+
+    # Part of every record, because it was a setting once: without it, all keys would change.
+    lora: Annotated[SkipJsonSchema[None], BeforeValidator(_no_adapters)] = Field(None, description="None: all weights.")
+
+
+class ProcessRewardModel(ScalarHead):
     """Same loop as SFT with a scalar head at each step's end (Math-Shepherd, arXiv 2312.08935)."""
 
     label: Literal["hard", "soft"] = Field(
@@ -123,7 +136,7 @@ class ProcessRewardModel(Tuning):
     )
 
 
-class RewardModel(Tuning):
+class RewardModel(ScalarHead):
     """Same loop as SFT with a scalar head. R1 v2: batch 256, lr 6e-6, 1 epoch, 8,192 tokens."""
 
     batch_size: int = Field(

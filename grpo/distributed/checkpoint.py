@@ -22,7 +22,7 @@ from grpo.distributed import checksums, tensor_io
 from grpo.distributed.process_group import Parallel
 from grpo.distributed.tensor_io import Modules, Optimizers
 from grpo.errors import InputError
-from grpo.processes.notices import notice
+from grpo.processes.notices import is_heard, notice
 
 _PREFIX = "step-"
 _DAMAGED = "damaged-"
@@ -82,8 +82,9 @@ def load_latest(
         if not problem:
             tensor_io.read(folder / _TENSORS, modules, optimizers)
             return int(folder.name.removeprefix(_PREFIX)), plain
-        if parallel.is_main:
+        if is_heard():
             notice(f"{folder}: unreadable ({problem}); going back to what was before it")
+        if parallel.is_main:
             aside = folder.with_name(_DAMAGED + folder.name)
             shutil.rmtree(aside, ignore_errors=True)
             folder.rename(aside)

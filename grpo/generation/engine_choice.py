@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from grpo.config.common import Hardware, Sampling
@@ -25,7 +26,8 @@ class Choice:
 class Needs:
     """Requirements of a job on its sampler."""
 
-    sampling: Sampling | None = None  # None: not yet known, and log-probabilities are not needed
+    sampling: Sampling | None = None  # with log-probabilities; None: they are not needed
+    others: Sequence[Sampling] = ()  # without
     ahead: bool = False  # whether it samples while the policy trains
 
 
@@ -44,9 +46,10 @@ def _choice(hardware: Hardware, needs: Needs, device: str) -> Choice:
         return Choice("own", f"it is the fastest on {device}")
     if needs.ahead:
         return Choice("own", "rollouts_ahead keeps a copy of the policy")
-    sampling = needs.sampling
-    if sampling is not None and (sampling.top_p < 1 or sampling.temperature < COLDEST):
-        return Choice("own", "others have no log-probabilities at this top_p and temperature")
+    if needs.sampling is not None and needs.sampling.top_p < 1:
+        return Choice("own", "others have no log-probabilities at this top_p")
+    if any(each.temperature < COLDEST for each in (needs.sampling, *needs.others) if each is not None):
+        return Choice("own", f"others sample at a temperature of {COLDEST} or more")
     if has_vllm():
         return Choice("vllm", "vLLM is installed; hardware.sampler = 'own' or 'continuous' takes another")
     return Choice("own", "vLLM is not installed")

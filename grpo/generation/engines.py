@@ -33,6 +33,7 @@ from grpo.generation.engine_choice import Needs, choose_sampler
 from grpo.generation.sampler import sample_groups
 from grpo.generation.vllm.client import ServerVLLM
 from grpo.generation.vllm.local import LocalVLLM
+from grpo.generation.vllm.request import check_ahead
 from grpo.generation.vllm.weight_transfer import UNKNOWN
 from grpo.model.loading import decodes_exactly, load_policy
 from grpo.model.packed.products import compute_beside
@@ -244,7 +245,8 @@ def make_engine(model: str, settings: RL, models: PolicySource, eos_id: int) -> 
     """The engine that the settings choose."""
     vllm = settings.engine
     if vllm is None:
-        name = choose_sampler(settings.hardware, Needs(settings.sampling, bool(settings.rollouts_ahead))).name
+        needs = Needs(settings.sampling, _other_samplings(settings), bool(settings.rollouts_ahead))
+        name = choose_sampler(settings.hardware, needs).name
         if name == "own" and settings.rollouts_ahead:
             return CopiedWeights(model, settings, eos_id)
         if settings.rollouts_ahead:
@@ -252,6 +254,17 @@ def make_engine(model: str, settings: RL, models: PolicySource, eos_id: int) -> 
         if name != "vllm":
             return (ContinuousBatching if name == "continuous" else SharedWeights)(models, eos_id)
         vllm = VLLM(kind="local")
+    engine: LocalVLLM | ServerVLLM
     if vllm.kind == "local":
-        return LocalVLLM(model, vllm, eos_id=eos_id, dtype=settings.hardware.dtype)
-    return ServerVLLM(model, vllm, eos_id=eos_id)
+        engine = LocalVLLM(model, vllm, eos_id=eos_id, dtype=settings.hardware.dtype)
+    else:
+        engine = ServerVLLM(model, vllm, eos_id=eos_id)
+    check_ahead([settings.sampling, *_other_samplings(settings)], engine.longest)
+    return engine
+
+
+def _other_samplings(settings: RL) -> list[Sampling]:
+    """Those of later steps, which may have longer completions, and of validations."""
+    later = [settings.sampling.model_copy(update={"max_new_tokens": n}) for n in settings.max_new_tokens_from.values()]
+    validation = settings.validation.sampling if settings.validate_every else None
+    return [*later, *([validation] if validation else [])]

@@ -96,16 +96,20 @@ class TokenEngine:
 
 
 def make_text_engine(
-    settings: TextEngineSettings | None, model: str, prompting: Prompting, hardware: Hardware
+    settings: TextEngineSettings | None,
+    model: str,
+    prompting: Prompting,
+    hardware: Hardware,
+    samplings: Sequence[Sampling] = (),
 ) -> TextEngine:
-    """Creates the engine that the settings name."""
+    """Creates the engine that the settings name. `samplings`: what it will be asked for, as far as known."""
     if isinstance(settings, OwnEngine):
         engine: TextEngine = import_function(settings.function)()
         return engine
     if isinstance(settings, Endpoint):
         return EndpointEngine(settings, prompting.template, prompting.zero_template)
     eos_id = all_ends(load_tokenizer(model), generation_settings(model))
-    if settings is None and (sampler := choose_sampler(hardware, Needs())).name == "vllm":
+    if settings is None and (sampler := choose_sampler(hardware, Needs(others=samplings))).name == "vllm":
         settings = VLLM(kind="local")
     if settings is None:
         policy = load_policy(model, hardware)

@@ -8,6 +8,7 @@ is set.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from statistics import fmean
 
 from pydantic import Field
@@ -26,6 +27,11 @@ class KLBudget(CheckSettings):
         "for 100 tokens. Refreshing the reference resets it; only grpo and ppo measure KL. None: no budget.",
     )
 
+    def check(self, method: str) -> None:
+        """Raises ValueError if the limit is set and an RL method does not measure KL."""
+        if self.limit is not None and method not in ("grpo", "ppo"):
+            raise ValueError(f"health.kl_budget.limit is for grpo and ppo; {method!r} measures no KL, so leave it out")
+
 
 class RuleAccuracy(CheckSettings):
     """Accuracy on verifiable problems falls below that of the first steps."""
@@ -37,6 +43,18 @@ class RuleAccuracy(CheckSettings):
         description="Largest fall of the moving mean of accuracy, percentage points. None: no guard.",
     )
     window: int = Field(10, ge=1, description="Steps of the moving mean; the first window is the baseline. Ours.")
+
+    def check(self, rewards: Container[str], given: bool, only_general: bool) -> None:
+        """Raises ValueError if the limit is set and RL with these `rewards` does not measure accuracy. `given`: its
+        data are not sampled. `only_general`: it asks no reasoning problems."""
+        if self.points is None:
+            return
+        if given:
+            raise ValueError("health.rule_accuracy.points needs sampled completions; sft and dpo.files have none")
+        if "accuracy" not in rewards:
+            raise ValueError("health.rule_accuracy.points needs accuracy in rewards; 0 watches it without reward")
+        if only_general:
+            raise ValueError("health.rule_accuracy.points needs reasoning prompts; general_share is 1 throughout")
 
 
 def kl_budget(limits: KLBudget, state: CheckState, record: Record) -> CheckResult | None:

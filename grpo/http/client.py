@@ -61,22 +61,20 @@ class Http:
         proxy: bool = False,
         pace: Pace | None = None,
         repeatable: bool | None = None,
+        tls: ssl.SSLContext | None = None,
     ):
         """`timeout_s`: maximum time for one attempt, from connecting to the last byte of the answer. `retries`: how
         often a request is retried if the connection fails or the status is 408, 429 or above 499. `proxy`: whether
         https uses the proxy named in the environment (HTTPS_PROXY, NO_PROXY). `pace`: a rate limit, which several
         clients may share; they then also pause together when the service asks one of them to. `repeatable`:
         whether requests may use a kept connection, on which they may have to be sent twice; by default those with
-        retries."""
+        retries. `tls`: the context for https, which several clients may share; None: its own."""
         parts = urlsplit(url)
         self._where = parts.netloc.rpartition("@")[2]  # a user name and password must not appear in messages
         self.url = f"{parts.scheme}://{self._where}"
         self.host = parts.hostname or ""
         self._key = key
-        # One TLS context for all connections: reading the system's certificates takes longer than a request.
-        tls = ssl.create_default_context() if parts.scheme == "https" else None
-        if tls is not None:
-            tls.set_alpn_protocols(["http/1.1"])
+        tls = (tls or tls_context()) if parts.scheme == "https" else None
         through = proxy_for(self.host) if proxy and tls is not None else None
         self._connections = Connections(self._where, tls, through)
         self._timeout_s, self._retries, self._pace = timeout_s, retries, pace or Pace()
@@ -165,6 +163,13 @@ class Http:
     def _without_key(self, message: str) -> str:
         """A service's message without the key: some services repeat the key that they reject."""
         return masked(message.replace(self._key, MASK) if self._key else message)
+
+
+def tls_context() -> ssl.SSLContext:
+    """A TLS context for many connections: reading the system's certificates takes longer than a request."""
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["http/1.1"])
+    return context
 
 
 def _kind(error: Exception) -> str:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Message
 from grpo.errors import InputError
-from grpo.http.client import Away, Http, Refused, backoff
+from grpo.http.client import Away, Http, Refused, backoff, tls_context
 from grpo.http.rate_limit import Pace
 from grpo.judging.chat_models import OnReply
 from grpo.judging.counts import JudgeCounts
@@ -51,7 +51,9 @@ class ChatEndpoint:
     def __init__(self, settings: JudgeSettings, key: str | None, counts: JudgeCounts):
         assert settings.base_url is not None  # JudgeSettings checks
         self.settings, self.key, self.counts = settings, key, counts
-        self.path = urlsplit(settings.base_url).path.rstrip("/") + "/chat/completions"
+        where = urlsplit(settings.base_url)
+        self.path = where.path.rstrip("/") + "/chat/completions"
+        self.tls = tls_context() if where.scheme == "https" else None
         self.pace = Pace(settings.requests_per_minute)
         self.slots = threading.Semaphore(settings.concurrency)
         self.answered_at = -math.inf
@@ -112,7 +114,14 @@ class _Asking:
         settings = endpoint.settings
         self._endpoint, self._settings, self._counts = endpoint, settings, endpoint.counts
         self._http = Http(
-            str(settings.base_url), settings.timeout_s, retries=0, key=endpoint.key, proxy=True, pace=endpoint.pace
+            str(settings.base_url),
+            settings.timeout_s,
+            retries=0,
+            key=endpoint.key,
+            proxy=True,
+            pace=endpoint.pace,
+            repeatable=True,
+            tls=endpoint.tls,
         )
         self._url = self._http.url + endpoint.path
         self._began = time.monotonic()  # an outage cannot have begun earlier

@@ -11,6 +11,7 @@ from typing import Any
 from grpo.config.judge import JudgeSettings
 from grpo.data.completions import all_ends, decode
 from grpo.data.records import Message
+from grpo.data.template import opened_reasoning
 from grpo.errors import InputError
 from grpo.judging.chat_models import ChatModel, OnReply
 from grpo.judging.counts import JudgeCounts
@@ -109,14 +110,15 @@ class LocalModel(ChatModel):
             )
         self.counts.add("prompt_tokens", sum(map(len, prompts)))
         rows = output[:, batch["input_ids"].shape[1] :].tolist()
-        return [self._reply(ids, len(prompt)) for ids, prompt in zip(rows, prompts, strict=True)]
+        return [self._reply(ids, prompt) for ids, prompt in zip(rows, prompts, strict=True)]
 
-    def _reply(self, ids: list[int], prompt_tokens: int) -> Reply:
+    def _reply(self, ids: list[int], prompt: list[int]) -> Reply:
         length = next((i for i, token in enumerate(ids) if token in self._stops), len(ids))
         written = min(length + 1, len(ids))
         self.counts.add("completion_tokens", written)
         (text,) = decode(self.tokenizer, [ids[:length]])
-        return Reply(text, cut=length == self.settings.max_tokens, tokens=prompt_tokens + written)
+        text = opened_reasoning(self.tokenizer, prompt) + text  # so that all of the reasoning is known to be that
+        return Reply(text, cut=length == self.settings.max_tokens, tokens=len(prompt) + written)
 
 
 def markers_of(tokenizer: Any) -> list[str]:

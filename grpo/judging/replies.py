@@ -44,13 +44,16 @@ def read(reply: Reply, key: str, verdicts: Mapping[str, T]) -> Reading[T]:
 
     One repair: the object may stand inside other text. If there are several, those in quotation marks do not count,
     and the others must agree. A brace that opens no readable object means no verdict, because it may be the judge's own
-    object.
+    object. A reply that was cut off is not repaired: what it holds may be a draft inside reasoning that the prompt
+    opened.
     """
     if reply.missing:
         return Reading(None, reply.missing)
     text = answer_of(reply.text)
     # All of the reply first: an analysis may quote </think>.
     whole = _whole(reply.text.strip()) or _whole(text)
+    if reply.cut and not whole:
+        return Reading(None, "too_long")
     values, outcome = (whole, "decided") if whole else (_unquoted(text), "in_text")
     faults = [_fault(value, key, verdicts) for value in values] or ["no_json" if text else "empty"]
     if fault := next((fault for fault in faults if fault), None):

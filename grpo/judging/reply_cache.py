@@ -12,6 +12,7 @@ import json
 import logging
 import sqlite3
 import threading
+import time
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,12 +37,18 @@ class BudgetSpent(InputError):
     """The judge's budget allows no further request."""
 
 
+class _Damaged(sqlite3.DatabaseError):
+    """A file of replies cannot be read. A full disk and the like are other errors: a new file would not help."""
+
+
 class RepliesStore:
     """Stored replies by question. Thread-safe; each process has its own file in the folder."""
 
     def __init__(self, folder: Path | None):
         """Takes the first file that no other process holds, so that a resumed job with the same number of processes
-        finds its files. A damaged file is moved aside. None: replies are counted but not stored."""
+        finds its files. A damaged file is moved aside. None: replies are counted but not stored.
+
+        Raises sqlite3.DatabaseError if the file cannot be written, for example on a full disk."""
         self._lock = threading.Lock()
         self._file = _open(folder) if folder else None
         self.requests = self.tokens = 0
@@ -87,12 +94,15 @@ def _open(folder: Path) -> sqlite3.Connection:
     number = 0
     while True:
         path = folder / f"replies-{number}.sqlite"
+        existed = path.exists()
         try:
             if file := _claimed(path):
                 return file
             number += 1
-        except sqlite3.DatabaseError as error:
-            damaged = path.with_suffix(".damaged")
+        except _Damaged as error:
+            if not existed:  # another new file would be no better
+                raise
+            damaged = path.with_suffix(f".damaged-{time.time_ns()}")
             logger.warning(
                 "%s is damaged (%s); it is moved to %s, and its questions are asked again", path, error, damaged
             )
@@ -108,14 +118,18 @@ def _claimed(path: Path) -> sqlite3.Connection | None:
         file.execute(_TABLE)
         file.commit()
         (state,) = file.execute("PRAGMA quick_check(1)").fetchone()
-        if state != "ok":
-            raise sqlite3.DatabaseError(state)
-        return file
     except sqlite3.DatabaseError as error:
         file.close()
-        if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+        code = error.sqlite_errorcode & 0xFF  # the higher bits are details
+        if code == sqlite3.SQLITE_BUSY:
             return None
+        if code in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+            raise _Damaged(str(error)) from None
         raise
+    if state != "ok":
+        file.close()
+        raise _Damaged(state)
+    return file
 
 
 class RememberingModel(ChatModel):

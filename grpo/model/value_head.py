@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from grpo.model.lm_head import backbone_of
 from grpo.model.logprobs import completion_states, whole_table
+from grpo.model.training_mode import without_noise
 
 
 class Value(nn.Module):
@@ -34,7 +35,9 @@ class Value(nn.Module):
 
 def own_value(policy: Any) -> Value:
     """The value function with the transformer of `policy` as its own."""
-    return Value(backbone_of(policy), True)
+    value = Value(backbone_of(policy), True)
+    without_noise(value)  # as the policy is, which is no longer around the transformer
+    return value
 
 
 def values_of(value: Value, prompts: Sequence[Sequence[int]], completions: Sequence[Sequence[int]]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -37,10 +38,15 @@ def _step(line: str) -> float:
 
 
 def closing_means(metrics: Path, selected: Callable[[str], bool], last: int = 10) -> dict[str, float]:
-    """Means over the `last` steps of the metrics whose names are `selected`, because single steps are noisy."""
+    """Means over the `last` steps of the metrics whose names are `selected`, because single steps are noisy. A metric
+    need not be in every step. Values that are not finite are of steps that were skipped, and count only if there are no
+    others."""
     records = [json.loads(line) for line in metrics.read_text().splitlines()][-last:]
-    columns = {name: [r[name] for r in records if name in r] for name in records[-1] if selected(name)}
-    return {name: sum(values) / len(values) for name, values in columns.items()}
+    columns: dict[str, list[float]] = {}
+    for name, value in (item for record in records for item in record.items() if selected(item[0])):
+        columns.setdefault(name, []).append(value)
+    finite = {name: [*filter(math.isfinite, values)] or values for name, values in columns.items()}
+    return {name: sum(values) / len(values) for name, values in finite.items()}
 
 
 def write_result(path: Path, steps_completed: int, steps_planned: int, **values: Any) -> None:

@@ -18,14 +18,20 @@ def notice(text: str) -> None:
     print(PREFIX + " ".join(text.split()), file=sys.stderr, flush=True)
 
 
+def is_heard() -> bool:
+    """Whether the launcher reads this process's notices, and nobody else writes the same: it is the first one of the
+    first machine. That need not be RANK 0, because torchrun sorts machines by host name."""
+    return {os.environ.get(name, "0") for name in ("PET_NODE_RANK", "LOCAL_RANK")} == {"0"}
+
+
 @contextlib.contextmanager
 def warnings_as_notices() -> Iterator[None]:
     """Forwards the warnings that this library logs, such as those of the health checks, as notices meanwhile.
 
     Each text is forwarded once, at most `MAX_WARNINGS` in all; the others are plain lines of the log. Of several
-    processes of a job (torchrun's RANK), only the first forwards: the others warn of the same.
+    processes of a job, only the one that `is_heard` forwards: the others warn of the same.
     """
-    if os.environ.get("RANK", "0") != "0":
+    if not is_heard():
         yield
         return
     logger, handler = logging.getLogger("grpo"), _Notices(logging.WARNING)

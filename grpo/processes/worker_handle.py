@@ -223,9 +223,10 @@ class WorkerHandle:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             code = process.wait()
-        if code < 0 or code > 128:  # of the supervisor itself, or of its child
-            return f"signal {signal.Signals(-code if code < 0 else code - 128).name}"
-        return f"exit code {code}"
+        try:
+            return f"signal {signal.Signals(-code if code < 0 else code - 128).name}"  # of the supervisor, or its child
+        except ValueError:
+            return f"exit code {code}"
 
     def interrupt(self) -> None:
         """Ends the running item and prevents further ones. May be called from any thread."""

@@ -31,6 +31,7 @@ class CompletionGroup:
     ref_logprobs: list[Tensor] | None
     old_logprobs: list[Tensor] | None  # under the policy that sampled; None if nothing needs them
     values: list[Tensor] | None
+    given: list[dict[str, float]] = field(default_factory=list)  # see `Scored.given`; empty: no verdicts to compare
 
 
 @dataclass
@@ -53,6 +54,7 @@ class Rollout:
     metrics: dict[str, float]
     sampler_logprobs: list[Tensor] | None = None  # only if the sampler is not exactly that policy
     experts: list[Tensor] | None = None  # chosen by the sampler, if the update replays them (`Completion.experts`)
+    max_new_tokens: int | None = None  # limit under which they were sampled; None: given, or by an earlier version
     samples: list[dict[str, Any]] = field(default_factory=list)  # a few completions to read
 
     def mask(self, rows: Sequence[int]) -> list[Tensor]:

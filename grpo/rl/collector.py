@@ -76,6 +76,7 @@ class RolloutCollector:
             every += replacements
             failures.add(more)
         rollout = self._with_credit(groups, self._inexact(request))
+        rollout.max_new_tokens = request.sampling.max_new_tokens
         rollout.metrics = metrics_of(every, failures, self.weights)
         if self.settings.dynamic_sampling_rounds:
             rollout.metrics |= kept_metrics(groups, self.weights)
@@ -163,6 +164,7 @@ class RolloutCollector:
                 completions=completions[position],
                 responses=scores.responses,
                 breakdowns=scored.breakdowns,
+                given=scored.given,
                 rewards=rewards,
                 steps=steps,
                 **{name: of_groups[position] for name, of_groups in measured.items()},

@@ -20,6 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from grpo.config.common import Hardware
 from grpo.config.rl import RL, MethodName
 
 ValueModel = Literal["model", "head"]
@@ -55,6 +56,12 @@ class Method:
         """Whether a frozen copy of the policy is in memory. With LoRA, the policy without its adapters is used
         instead."""
         return settings.lora is None and (self.source == "initial" or self.reads_reference(settings))
+
+    def reference_hardware(self, settings: RL) -> Hardware:
+        """Hardware settings of that copy. A moving average has the dtype of the policy's weights, because bfloat16
+        would round its small moves away."""
+        averaged = settings.reference_refresh_steps is not None and settings.reference_mixing < 1
+        return settings.hardware.to_train() if averaged and self.source != "initial" else settings.hardware
 
     def value_model(self, settings: RL) -> ValueModel | None:
         """The value model: "model" (a separate model), "head" (a head on the policy), or None."""
@@ -102,6 +109,11 @@ def reads_reference(settings: RL) -> bool:
 def keeps_reference(settings: RL) -> bool:
     """Whether a frozen copy of the policy is also in memory."""
     return method_of(settings).keeps_reference(settings)
+
+
+def reference_hardware(settings: RL) -> Hardware:
+    """Hardware settings of that copy."""
+    return method_of(settings).reference_hardware(settings)
 
 
 def value_model(settings: RL) -> ValueModel | None:

@@ -21,7 +21,7 @@ def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mappi
         "zero_variance_share": _mean([teach_nothing(group) for group in groups]),
         "completion_tokens": _mean([len(c.tokens) for c in completions]),
         "truncated_share": _mean([not c.finished for c in completions]),
-        **agreement((group.problem, breakdown) for group in groups for breakdown in group.breakdowns),
+        **agreement((group.problem, given) for group in groups for given in group.given),
         "reward_failures": float(failures.kinds.total()),
         **{f"reward_failures_{kind}": float(count) for kind, count in sorted(failures.kinds.items())},
     }

@@ -50,7 +50,8 @@ class Models:
                 self.value = shard(Value(backbone_of(self.policy.model), False), parallel, dtype=computed)
         self.initial: Sharded | None = None
         if method.keeps_reference(settings):
-            self.initial = load_sharded(model, hardware, parallel, trained=False)
+            of_reference = method.reference_hardware(settings)
+            self.initial = load_sharded(model, of_reference, parallel, dtype=computed, trained=False)
 
     @contextlib.contextmanager
     def reference(self) -> Iterator[Any]:
@@ -117,7 +118,7 @@ class Models:
         if self.initial is None or self.method.source == "initial":
             return
         for old, new in zip(self.initial.parameters(), self.policy.parameters(), strict=True):
-            # The reference may have a narrower dtype than the policy.
+            # A reference that becomes the policy may have a narrower dtype.
             mine, theirs = local(old), local(new)
             mine.lerp_(theirs.to(mine.dtype), self.settings.reference_mixing)
 

@@ -16,6 +16,7 @@ from grpo.errors import InputError
 from grpo.scoring.sandbox_walls import check_walls
 
 ALL = ""
+_STATE = ("positions", "taken", "asked", "resting")
 
 
 class ProblemOrder:
@@ -42,6 +43,7 @@ class ProblemOrder:
                 raise InputError(f"source_weights: no problems of source {name!r}; sources here: {known}")
         self.positions = dict.fromkeys(self.sources, 0)
         self.taken = dict.fromkeys(self.sources, 0)
+        self.asked: dict[str, int] = {}  # problem id -> the pass in which it was last taken, under a curriculum
         self.resting: dict[str, int] = {}  # problem id -> the pass from which it is used again
 
     def take(self, count: int) -> list[Problem]:
@@ -49,20 +51,19 @@ class ProblemOrder:
 
     def observe(self, problem: Problem, pass_rate: float) -> None:
         """Records the share of completions that solved the problem, 0 to 1."""
-        if self.curriculum is None:
+        if self.curriculum is None or problem.id not in self.asked:  # an earlier version did not record them
             return
         if self.curriculum.min_pass_rate < pass_rate < self.curriculum.max_pass_rate:
             return
-        source = problem.source if problem.source in self.sources else ALL
-        if source in self.sources:
-            current = self.positions[source] // len(self.sources[source])
-            self.resting[problem.id] = current + 1 + self.curriculum.rest
+        self.resting[problem.id] = self.asked[problem.id] + 1 + self.curriculum.rest
 
     def state(self) -> dict[str, Any]:
-        return {"positions": dict(self.positions), "taken": dict(self.taken), "resting": dict(self.resting)}
+        return {name: dict(getattr(self, name)) for name in _STATE}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.positions, self.taken, self.resting = (dict(state[k]) for k in ("positions", "taken", "resting"))
+        """The inverse of `state`. Earlier versions' states have no "asked"."""
+        for name in _STATE:
+            setattr(self, name, dict({"asked": {}, **state}[name]))
 
     def _due_source(self) -> str:
         return min(self.sources, key=lambda name: (self.taken[name] + 1) / self.weights[name])
@@ -75,8 +76,10 @@ class ProblemOrder:
             problem = problems[permutation(len(problems), f"{self.seed}/{source}/{epoch}")[index]]
             self.positions[source] += 1
             if self.resting.get(problem.id, 0) <= epoch:
-                return problem
-        return problem  # all problems are skipped: take an easy one rather than none
+                break  # if all problems are skipped, take an easy one rather than none
+        if self.curriculum is not None:
+            self.asked[problem.id] = epoch
+        return problem
 
 
 def make_orders(job: RLJob) -> dict[str, ProblemOrder]:

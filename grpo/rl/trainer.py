@@ -79,7 +79,6 @@ class Trainer:
         self.step, self.saved, self.attempt = 0, -1, 0  # `saved`: step of the last checkpoint
         self.clock = SaveClock()
         self.pending: Pending | None = None
-        self.samples: list[dict[str, Any]] = []
         self.findings: list[dict[str, Any]] = []
         if latest := self._latest():
             self._restore(*latest)
@@ -133,7 +132,6 @@ class Trainer:
                 self.scorer.close()
         result = {
             "metrics": closing_means(self.job.metrics, is_closing) if self.parallel.is_main else {},
-            "samples": self.samples,
             "findings": self.findings,
         }
         if self.validator is not None:
@@ -194,11 +192,11 @@ class Trainer:
             generator = generator_for(self.job.seed, self.step, self.attempt, 1, epoch)
             order = torch.randperm(len(rollout.units), generator=generator).tolist()
             updates += [order[number::minibatches] for number in range(minibatches)]
-        if self.step == 0 or self.step // settings.samples_every != (self.step + following) // settings.samples_every:
-            self.samples += rollout.samples
-            if self.completions is not None:
-                for sample in rollout.samples:
-                    self.completions.log(**sample, of=settings.steps)
+        every = settings.samples_every
+        shown = self.step == 0 or self.step // every != (self.step + following) // every
+        if shown and self.completions is not None:
+            for sample in rollout.samples:
+                self.completions.log(**sample, of=settings.steps)
         rollout.samples = []
         return Pending(rollout, updates[:left], 0, time.perf_counter() - started)
 
@@ -269,7 +267,6 @@ class Trainer:
                 "collect": self.collect.state(),  # waits for a rollout in progress
                 "health": self.health.state(),
                 "attempt": self.attempt,
-                "samples": self.samples,
                 "findings": self.findings,
                 "pending": _plain(pending) | {"rollout": _plain(pending.rollout)} if pending else None,
                 "validation": self.validator.selection.state() if self.validator else None,
@@ -284,7 +281,7 @@ class Trainer:
         self.models.version += 1
         self.collect.restore(payload["collect"])
         self.health.restore(payload["health"])
-        self.samples, self.findings = payload["samples"], payload["findings"]
+        self.findings = payload["findings"]
         if self.validator is not None:
             self.validator.selection.restore(payload.get("validation"))
         pending = payload["pending"]

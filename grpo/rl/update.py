@@ -26,7 +26,7 @@ from grpo.model.value_head import values_of
 from grpo.rl.batch import Rollout
 from grpo.rl.method_table import Method
 from grpo.rl.model_set import Models
-from grpo.training.optimizer import learning_rate_share, make_optimizer
+from grpo.training.optimizer import learning_rate_share, make_optimizer, step_if_finite
 from grpo.training.totals import Totals
 
 Stats = dict[str, Tensor]
@@ -76,10 +76,10 @@ class Update:
         normalizers = Normalizers(
             sequences=len(computed if self.of_pairs else rows),
             tokens=max(1, self._learnt_tokens(rollout, rows)),
-            budget=self.settings.max_new_tokens(step),
+            budget=rollout.max_new_tokens or self.settings.max_new_tokens(step),
             measured=self._learnt_tokens(rollout, computed),
         )
-        self.models.policy.train()
+        self._train(True)
         totals = Totals()
         for batch, counts in self._share(rollout, parts):
             part = [row for number in batch for row in parts[number]]
@@ -93,12 +93,16 @@ class Update:
         for name, group in zip(("grad_norm", "value_grad_norm"), self.groups, strict=False):
             stats[name] = clip_grad_norm(group["params"], self.settings.optimizer.max_grad_norm)
         stats["learning_rate"] = self.peaks[0] * rate
-        if all(map(_finite, stats.values())):
-            self.optimizer.step()
+        if step_if_finite(self.optimizer, stats.values()):
             self.models.version += 1
-        self.optimizer.zero_grad(set_to_none=True)
-        self.models.policy.eval()
+        self._train(False)
         return stats
+
+    def _train(self, mode: bool) -> None:
+        """Modules recompute activations, if the settings say so, only in training mode."""
+        self.models.policy.train(mode)
+        if self.models.value is not None:
+            self.models.value.train(mode)
 
     def _replaying(self, rollout: Rollout, rows: list[int]) -> AbstractContextManager[None]:
         """Context in which the policy routes these sequences to the experts that the sampler chose, if the job replays
@@ -196,7 +200,3 @@ class Update:
 
     def _to_device(self, vectors: list[Tensor]) -> Tensor:
         return to_device(pad(vectors, torch.device("cpu")), self.device)
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0.0

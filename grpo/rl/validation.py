@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from grpo.config.jobs import RLJob
 from grpo.config.validation import REWARD
 from grpo.data.records import Problem, read_problems
+from grpo.data.template import prompted_by
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
-from grpo.rewards.registry import MODEL_REWARDS, find, total
+from grpo.rewards.registry import JUDGE_REWARDS, MODEL_REWARDS, find, total
 from grpo.rl.collector import RolloutCollector
 from grpo.rl.model_set import Models
+from grpo.scoring.judge_rewards import judged_rewards
 from grpo.scoring.scorer import Failures
 from grpo.training.selection import PREFIX, Selection
 
@@ -26,7 +28,7 @@ class Validator:
         self.job, self.settings, self.choice = job, job.settings, job.settings.validation
         self.collect, self.parallel = collect, parallel
         self.problems = validation_problems(job, [*collect.orders])
-        _check_metric(job, {problem.domain for problem in self.problems})
+        _check_metric(job, self.problems)
         self.selection = Selection(
             parallel, job.state, {"policy": models.policy}, self.settings.keep, self.choice.patience
         )
@@ -75,11 +77,11 @@ class Validator:
 
 
 def validation_problems(job: RLJob, domains: Sequence[str]) -> list[Problem]:
-    """Returns the first validation problems of each domain that the job trains on.
+    """Returns the first validation problems of each domain that the job trains on, in the style of its prompts.
 
     Raises InputError if a domain has none, or if one of them is also a training problem.
     """
-    problems = read_problems(job.validation_problems)
+    problems = prompted_by(read_problems(job.validation_problems), job.template, job.zero_template)
     trained_on = {problem.text for problem in read_problems(job.problems)}
     chosen: list[Problem] = []
     for domain in domains:
@@ -92,17 +94,28 @@ def validation_problems(job: RLJob, domains: Sequence[str]) -> list[Problem]:
     return chosen
 
 
-def _check_metric(job: RLJob, domains: set[str]) -> None:
+def _check_metric(job: RLJob, problems: Sequence[Problem]) -> None:
     """Raises InputError if no validation problem has the metric by which checkpoints are selected."""
-    models = {"helpful": job.helpful_model, "safe": job.safe_model}
-    measured = [REWARD]
-    measured += [n for n in job.settings.rewards if n not in MODEL_REWARDS and domains & set(find(n).domains)]
-    measured += [name for name, model in models.items() if model and "general" in domains]
-    if (metric := job.settings.validation.metric) not in measured:
+    settings = job.settings
+    found = {name for problem in problems for name in _measured(job, problem)}
+    measured = [REWARD, *(name for name in dict.fromkeys([*settings.rewards, *MODEL_REWARDS]) if name in found)]
+    if (metric := settings.validation.metric) not in measured:
         raise InputError(
-            f"validation.metric {metric!r} is not measured on {' and '.join(sorted(domains))} problems; choose from "
+            f"validation.metric {metric!r} is measured on none of the validation problems; choose from "
             f"{', '.join(measured)}"
         )
+
+
+def _measured(job: RLJob, problem: Problem) -> set[str]:
+    """Names of the rewards of completions to the problem."""
+    rewards = job.settings.rewards
+    names = {n for n in rewards if n not in MODEL_REWARDS + JUDGE_REWARDS and find(n).scores(problem)}
+    if job.settings.judge:
+        names |= judged_rewards(problem, rewards)
+    if problem.domain == "general":
+        models = {"helpful": job.helpful_model, "safe": job.safe_model}
+        names |= {name for name, model in models.items() if model}
+    return names
 
 
 def _mean(values: Sequence[float]) -> float:

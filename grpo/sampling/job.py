@@ -25,9 +25,9 @@ from grpo.generation.text_engines import Prompting, TextEngine, make_text_engine
 from grpo.judging.background_verdicts import AnswerJudge
 from grpo.processes.metrics_log import Metrics, write_result
 from grpo.sampling.journal import Journal
-from grpo.sampling.progress import Place, Progress, Window
+from grpo.sampling.progress import Place, Progress, Window, judged, spent_file
 from grpo.sampling.ray import make_on_ray
-from grpo.sampling.shard import Shard, writing_file
+from grpo.sampling.shard import SampledProblem, Shard, writing_file
 from grpo.scoring.sandbox_walls import check_walls
 from grpo.scoring.scorer import Scorer
 
@@ -44,7 +44,8 @@ def run_sampling(job: SampleJob) -> None:
     parallel = Parallel.start(job.hardware)
     places = [place for task in job.tasks for place in places_of(task, job)]
     workers = job.ray.workers if job.ray else parallel.world
-    progress = Progress(job, places, Metrics(job.metrics) if parallel.is_main else None, workers)
+    metrics = Metrics(job.metrics) if parallel.is_main else None
+    progress = Progress(job, places, metrics, workers, spent_file(job.state, parallel.rank))
     if job.ray:
         left = [place for place in places if not place.path.exists()]
 
@@ -60,13 +61,14 @@ def run_sampling(job: SampleJob) -> None:
         else:
             worker.make_all(_rotated(places, parallel))
         worker.close()
-    judged = dict(sum(parallel.all_gather(progress.judge), Counter[str]()))
+    progress.save()
+    parallel.barrier()
     if parallel.is_main:
         for place in places:
             writing_file(place.path).unlink(missing_ok=True)  # left by a killed worker
         progress.log(last=True)
         total = sum(place.problems for place in places)
-        write_result(job.result, total, total, engine_s=progress.engine_s, judge=judged)
+        write_result(job.result, total, total, engine_s=progress.engine_s, judge=judged(job.state))
     parallel.close()
 
 
@@ -182,8 +184,19 @@ class Worker:
         with self._lock:
             engine, scorer = self._load(place.task)
             problems = self._problems_of(place.task)[place.start : place.stop]
-        shard = Shard(place.task, problems, self.job.seed, self.progress.add)
-        shard.make(path, journal, engine, scorer, self.job.scoring.max_failure_share)
+
+        def add(group: SampledProblem) -> None:
+            self.progress.add(group, shard.earlier(group))
+            self._tell(scorer)
+
+        shard = Shard(place.task, problems, self.job.seed, add)
+        try:
+            shard.make(path, journal, engine, scorer, self.job.scoring.max_failure_share)
+        finally:
+            self.progress.save()
+
+    def _tell(self, scorer: Scorer) -> None:
+        """With each group, because a later attempt does not ask about it again."""
         if scorer.judge is not None:
             with self._lock:
                 counts = Counter(scorer.judge.voter.counts.to_dict())
@@ -207,7 +220,9 @@ class Worker:
         if self._engine is None or self._engine[0] != of_engine:
             self._close_engine()
             prompting = Prompting(task.template, task.zero_template)
-            self._engine = of_engine, make_text_engine(task.engine, task.model, prompting, hardware)
+            alike = [other for other in self.job.tasks if _needs(other)[0] == of_engine]
+            samplings = [each for other in alike for each in (other.sampling, *other.sampling_by_source.values())]
+            self._engine = of_engine, make_text_engine(task.engine, task.model, prompting, hardware, samplings)
         return self._engine[1], self._scorer[1]
 
     def _make_scorer(self, task: SampleTask) -> Scorer:

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from grpo.config.common import Sampling
 from grpo.config.jobs import SampleTask
@@ -48,6 +48,8 @@ class SampledProblem:
         return sum(tokens for _, tokens, _ in self.completions)
 
 
+Earlier = Literal["sampled", "scored"] | None
+
 _OF_LINE = {each.name for each in fields(SampledProblem)}
 
 
@@ -59,15 +61,22 @@ class Shard:
     ):
         self.task, self.problems, self.seed, self.done = task, problems, seed, done
         self.groups: dict[tuple[str, int], SampledProblem] = {}
+        self._journaled: dict[tuple[str, int], SampledProblem] = {}
+        self._scored_earlier: set[tuple[str, int]] = set()
         self._by_id = {problem.id: problem for problem in problems}
 
     def make(self, path: Path, journal: Journal, engine: TextEngine, scorer: Scorer, failure_share: float) -> None:
-        """Writes the file `path`. Does not sample groups in the journal again. Removes the journal at the end."""
+        """Writes the file `path`. Does not sample groups in the journal again, but scores those again of which a reward
+        failed. Removes the journal at the end."""
         for line in journal.lines():
             if not isinstance(line, dict) or line.keys() - _OF_LINE or not line.keys() >= {"problem", "round"}:
                 raise InputError(f"{journal.path}: damaged: {str(line)[:80]!r} is no group; remove it to sample again")
             key = line["problem"], line["round"]
-            self.groups[key] = replace(self.groups.get(key, SampledProblem(*key)), **line)
+            self._journaled[key] = replace(self._journaled.get(key, SampledProblem(*key)), **line)
+        self._scored_earlier = {key for key, group in self._journaled.items() if group.rewards is not None}
+        for group in self._journaled.values():
+            if group.failures.get("broken"):  # perhaps not under other limits, or with the service up again
+                group.rewards, group.failures = None, {}
         number = 0
         while problems := self._open(number):
             for group, scores in self._under_way(self._written(problems, number, journal, engine), scorer):
@@ -80,6 +89,11 @@ class Shard:
             os.fsync(file.fileno())
         writing.replace(path)
         journal.remove()
+
+    def earlier(self, group: SampledProblem) -> Earlier:
+        """What an earlier attempt did with the group."""
+        key = group.problem, group.round
+        return "scored" if key in self._scored_earlier else "sampled" if key in self._journaled else None
 
     def _open(self, number: int) -> list[Problem]:
         """The problems to sample in round `number`."""
@@ -112,11 +126,13 @@ class Shard:
         self, asked_problems: list[Problem], number: int, journal: Journal, engine: TextEngine
     ) -> Iterator[SampledProblem]:
         """Yields the groups of the round, those in the journal first."""
-        yield from [self.groups[p.id, number] for p in asked_problems if (p.id, number) in self.groups]
+        found = {key: self._journaled[key] for p in asked_problems if (key := (p.id, number)) in self._journaled}
+        self.groups |= found
+        yield from found.values()
         task, count = self.task, self.task.samples_per_problem
         if number:
             count = min(count, task.samples_max - number * count)
-        missing = [p for p in asked_problems if (p.id, number) not in self.groups]
+        missing = [p for p in asked_problems if (p.id, number) not in found]
         for sampling, times, problems in self._by_sampling(missing, count):
             seeds = [seed_of_name(self.seed, problem.id, number) for problem in problems]
             for index, written in engine.write(problems, times, sampling, seeds):

@@ -101,7 +101,8 @@ class Launch:
         if self.means["filtered"]:
             system_calls.restrict()
         environment = {**self.order["environment"], "HOME": folder, "TMPDIR": folder}
-        os.execve(self.order["python"], [self.order["python"], "-I", "-X", "utf8", "program.py"], environment)
+        command = self.order["command"]
+        os.execve(command[0], [*command, "-X", "utf8", "program.py"], environment)
 
     def _limit(self) -> None:
         limits = self.order["limits"]

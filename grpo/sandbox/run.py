@@ -39,6 +39,7 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",  # the order of a set, and so what a program prints, is the same in every run
 }
 
 
@@ -173,7 +174,7 @@ def _run(program: str, stdin: str, limits: Limits, means: Means) -> dict[str, st
         "stdin": stdin,
         "limits": dataclasses.asdict(limits),
         "means": dataclasses.asdict(means),
-        "python": means.python,
+        "command": [means.python, *_isolating(means.python)],
         "needed": _needed(means.python),
         "folder": folder,
         "environment": {**_ENVIRONMENT, _MARK: mark},
@@ -197,6 +198,14 @@ def _run(program: str, stdin: str, limits: Limits, means: Means) -> dict[str, st
     if folder and os.path.isdir(folder):
         scratch_dir.remove(folder)
     return {"kind": "crash", "stdout": "", "stderr": "the program brought down its sandbox"}
+
+
+@functools.cache
+def _isolating(python: str) -> list[str]:
+    """Options that keep the user's packages and the program's folder off an interpreter's path. -I does, and ignores
+    PYTHON* too, of which the program has only our hash seed; it is for interpreters before 3.11, which have no -P."""
+    new = [python, "-I", "-S", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
+    return ["-s", "-P"] if subprocess.run(new, stderr=subprocess.DEVNULL).returncode == 0 else ["-I"]
 
 
 def _needed(python: str) -> list[str]:

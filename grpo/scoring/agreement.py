@@ -10,8 +10,8 @@ from grpo.rewards.verifiers import COMPARING
 
 
 def agreement(scored: Iterable[tuple[Problem, Mapping[str, float]]]) -> dict[str, float]:
-    """Agreement of judge and rule. Counts answers that a rule decided and that a judge was also asked about. `scored`:
-    each problem with the breakdown of an answer to it.
+    """Agreement of judge and rule. Counts answers that both a rule and a judge decided. `scored`: each problem with the
+    scores that rule and judge gave an answer to it, without zeros for failures and missing verdicts (`Scored.given`).
 
     For `judge` and for `rubric`, if there are any such answers: NAME_checked: their number; NAME_agreement: share on
     which both agree (a rubric score of at least half counts as right); NAME_false_correct: share of answers wrong by
@@ -19,11 +19,11 @@ def agreement(scored: Iterable[tuple[Problem, Mapping[str, float]]]) -> dict[str
     wrong.
     """
     verdicts: dict[str, list[tuple[bool, bool]]] = {"judge": [], "rubric": []}
-    for problem, breakdown in scored:
-        if problem.verifier in COMPARING and breakdown.get("accuracy") in (0.0, 1.0) and reads_reference(problem):
+    for problem, given in scored:
+        if problem.verifier in COMPARING and given.get("accuracy") in (0.0, 1.0) and reads_reference(problem):
             for name, pairs in verdicts.items():
-                if name in breakdown:
-                    pairs.append((breakdown["accuracy"] == 1.0, breakdown[name] >= 0.5))
+                if name in given:
+                    pairs.append((given["accuracy"] == 1.0, given[name] >= 0.5))
     numbers: dict[str, float] = {}
     for name, pairs in verdicts.items():
         if pairs:

@@ -37,46 +37,53 @@ class JudgedGroup:
     def ready(self) -> bool:
         return self.verdicts.ready
 
-    def finish(self, breakdowns: Sequence[dict[str, float]], rejected: Sequence[bool]) -> list[list[Failure]]:
+    def finish(self, breakdowns: Sequence[dict[str, float]], given: Sequence[dict[str, float]]) -> list[list[Failure]]:
         """Waits for the verdicts and adds the resulting rewards to the breakdowns. Returns each response's failures.
-        `rejected`: whether a rule has found the response's answer wrong.
+        `given`: the scores of rules that did not fail, per response; gets those of verdicts that the judge gave.
 
         - accuracy, for the verifiers "judge" and "rubric"; also 1 if a rule that cannot read its reference gave 0 and
           the judge finds the answer correct
-        - judge: the verdict on the answer, if the judge was asked, also if a rule decides the answer
+        - judge: the verdict on the answer, if the judge was asked, also if a rule has decided the answer
         - rubric: the score of the rubric
         """
         verdicts = self.verdicts.finish()
         failures: list[list[Failure]] = []
-        of_each = zip(breakdowns, rejected, self.claims, self.checks, strict=True)
-        for breakdown, wrong_by_rule, claim, checks in of_each:
+        of_each = zip(breakdowns, given, self.claims, self.checks, strict=True)
+        for breakdown, given_scores, claim, checks in of_each:
             failed: list[Failure] = []
             if self.problem.verifier == "judge" and "accuracy" in self.rewards:
                 breakdown["accuracy"] = float(claim is not None and bool(verdicts[claim]))
             if claim is not None:
-                failed += self._reward_claim(breakdown, verdicts[claim], wrong_by_rule)
+                failed += self._reward_claim(breakdown, given_scores, verdicts[claim])
             elif "judge" in self.rewards and self.problem.domain == "reasoning":
                 breakdown["judge"] = 0.0  # there is no answer
             if self.criteria:
                 fulfilled = [verdicts[check] for check in checks]
                 score = rubric_score(self.criteria, fulfilled) if checks else 0.0  # a blank summary scores 0
-                breakdown["accuracy" if _verified_by_rubric(self.problem, self.rewards) else "rubric"] = score
+                name = "accuracy" if _verified_by_rubric(self.problem, self.rewards) else "rubric"
+                breakdown[name] = score
                 undecided = fulfilled.count(None)
+                if checks and not undecided:
+                    given_scores[name] = score
                 failed += [Failure(UNDECIDED, f"{undecided} criteria undecided", False)] if undecided else []
             failures.append(failed)
         return failures
 
-    def _reward_claim(self, breakdown: dict[str, float], verdict: bool | None, wrong_by_rule: bool) -> list[Failure]:
+    def _reward_claim(
+        self, breakdown: dict[str, float], given: dict[str, float], verdict: bool | None
+    ) -> list[Failure]:
         needed = self.problem.verifier == "judge" or "judge" in self.rewards
         if verdict is None:
             if "judge" in self.rewards:
                 breakdown["judge"] = 0.0
             return [Failure(UNDECIDED, "the judge did not decide on an answer", of_answer=not needed)]
-        sure = self.problem.verifier in JUDGED or reads_reference(self.problem)
-        if not sure and self.decides_unsure and wrong_by_rule and verdict:
+        judged = self.problem.verifier in JUDGED
+        sure = judged or reads_reference(self.problem)
+        if not sure and self.decides_unsure and given.get("accuracy") == 0.0 and verdict:
             breakdown["accuracy"] = 1.0
-        if sure or "judge" in self.rewards:
-            breakdown["judge"] = float(verdict)
+        # An audit of a rule that failed compares nothing.
+        if judged or (sure and "accuracy" in given) or "judge" in self.rewards:
+            breakdown["judge"] = given["judge"] = float(verdict)
         return []
 
 
@@ -99,6 +106,18 @@ def ask(
         return None
     asked = [claim for claim in claims if claim] + [check for of_one in checks for check in of_one]
     return JudgedGroup(problem, judge.start(asked), claims, checks, criteria, rewards, judge.settings.decides_unsure)
+
+
+def judged_rewards(problem: Problem, rewards: Collection[str]) -> set[str]:
+    """Those of the rewards that a judge gives completions to the problem. Raises InputError if the rubric that it needs
+    is missing or malformed."""
+    names = set()
+    if problem.domain == "reasoning":
+        names |= {"accuracy"} if problem.verifier in JUDGED else set()
+        names |= {"judge"} if problem.answer.strip() else set()
+    if _criteria(problem, rewards) and not _verified_by_rubric(problem, rewards):
+        names.add("rubric")
+    return names & {*rewards}
 
 
 def _criteria(problem: Problem, rewards: Collection[str]) -> list[Criterion]:

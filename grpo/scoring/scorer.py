@@ -181,7 +181,8 @@ class Failures:
             kinds = ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common())
             raise TrainingStopped(
                 f"rewards failed for {self.broken} of {self.completions} completions ({kinds}); the first: "
-                f"{self.example}; mend the reward, or raise scoring.time_limit_s, memory_gb or max_failure_share"
+                f"{self.example}; mend the reward, or, if the stage has settings `scoring`, raise their time_limit_s, "
+                "memory_gb or max_failure_share"
             )
 
 
@@ -189,7 +190,8 @@ class Failures:
 class Scored:
     """Scores of the responses to a problem."""
 
-    breakdowns: list[dict[str, float]]  # unweighted
+    breakdowns: list[dict[str, float]]  # unweighted; 0 where a reward failed or a judge gave no verdict
+    given: list[dict[str, float]]  # of these, what rules and the judge gave
     steps: list[list[tuple[int, float]]] | None  # (character where a step ends, its reward); None: outcome supervision
     failures: Failures
 
@@ -226,14 +228,14 @@ class Scores:
         results = [{name: (q | s)[name] for name in self.rules} for q, s in zip(quick, slow, strict=True)]
         steps = None if self.steps is None else [future.result() for future in self.steps]
         failures = Failures(completions=len(results))
-        breakdowns = [{n: 0.0 if isinstance(v, Failure) else v for n, v in result.items()} for result in results]
-        rejected = [result.get("accuracy") == 0.0 for result in results]  # by a rule that did not fail
-        undecided = self.judged.finish(breakdowns, rejected) if self.judged else [[] for _ in results]
+        given = [{n: v for n, v in result.items() if not isinstance(v, Failure)} for result in results]
+        breakdowns = [{n: scores.get(n, 0.0) for n in result} for result, scores in zip(results, given, strict=True)]
+        undecided = self.judged.finish(breakdowns, given) if self.judged else [[] for _ in results]
         for i, result in enumerate(results):
             values = [*result.values(), *(() if steps is None else (steps[i],)), *undecided[i]]
             failures.count([value for value in values if isinstance(value, Failure)])
         step_scores = None if steps is None else [[] if isinstance(step, Failure) else step for step in steps]
-        return Scored(breakdowns, step_scores, failures)
+        return Scored(breakdowns, given, step_scores, failures)
 
     def _quick(self) -> list[dict[str, Any]]:
         if self.together is None:

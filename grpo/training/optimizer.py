@@ -42,6 +42,19 @@ def learning_rate_share(step: int, steps: int, settings: Optimizer) -> float:
     return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
+def step_if_finite(optimizer: torch.optim.Optimizer, measured: Iterable[float]) -> bool:
+    """Moves the weights and clears the gradients. Returns whether the weights moved: not if a number that was measured
+    for this step, such as its loss or gradient norm, is NaN or infinite, which would stay in the weights and moments.
+
+    The numbers must be the same in all processes.
+    """
+    moves = all(map(math.isfinite, measured))
+    if moves:
+        optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return moves
+
+
 def _adamw(parameters: Parameters, options: dict[str, Any]) -> torch.optim.Optimizer:
     # Fused: one pass over the weights and no temporary copies of them.
     return torch.optim.AdamW(parameters, **options, fused=True)

@@ -14,7 +14,7 @@ from grpo.model.decode.cache import KeyValues
 
 REMEDIES = {
     "weights": "set hardware.dtype = 'bfloat16' or raise hardware.processes, which divide them",
-    "gradients": "train with lora or raise hardware.processes, which divide them",
+    "gradients": "train with lora, in SFT and RL, or raise hardware.processes, which divide them",
     "optimizer state": "raise hardware.processes, which divide it, or, without hardware.tensor_parallel, set "
     "optimizer.kind = 'adamw_8bit'",
     "key-value caches": "lower sampling.batch_size",

@@ -8,6 +8,7 @@ scores steps for process supervision.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -54,6 +55,8 @@ def train_process_reward_model(job: ProcessRewardJob) -> None:
     settings = job.settings
     tokenizer = load_tokenizer(job.model)
     rows = read_columns(job.data, COLUMNS)
+    for number, row in enumerate(rows, 1):
+        _check(row, f"{job.data}, row {number}")
     examples_of_rows = [(row, _example(tokenizer, row, LABELS[settings.label])) for row in rows]
     fitting = [(row, example) for row, example in examples_of_rows if example.tokens <= settings.max_tokens]
     train = [example for row, example in fitting if not row["held_out"]]
@@ -92,6 +95,17 @@ def agreement(labels: Sequence[Sequence[float]], scores: Sequence[Sequence[float
         "held_out_accuracy": sum(label == score for label, score in pairs) / len(pairs),
         "held_out_majority": max(good, 1 - good),
     }
+
+
+def _check(row: dict[str, Any], where: str) -> None:
+    ends, right, rollouts = row["ends"] or [], row["right"] or [], row["rollouts"] or 0
+    length = len(row["response"])
+    if not ends or ends[-1] > length or any(end <= before for before, end in pairwise([0, *ends])):
+        raise InputError(f"{where}: ends is {ends}; needed are ascending offsets in the response, from 1 to {length}")
+    if len(right) != len(ends):
+        raise InputError(f"{where}: right has {len(right)} numbers, and ends {len(ends)}; one for each step is needed")
+    if rollouts < 1 or not all(0 <= count <= rollouts for count in right):
+        raise InputError(f"{where}: right is {right} of {rollouts} rollouts; each must be in 0 to rollouts, 1 or more")
 
 
 def _example(tokenizer: Any, row: dict[str, Any], label: Any) -> Steps:

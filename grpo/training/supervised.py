@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,8 @@ from grpo.distributed import checkpoint
 from grpo.distributed.fsdp import Sharded, clip_grad_norm
 from grpo.distributed.process_group import divide
 from grpo.distributed.sequence_group import sharing_tokens
-from grpo.errors import InputError
+from grpo.errors import InputError, TrainingStopped
+from grpo.health.checks import GradientSpike, Health, HealthSettings, NotFinite
 from grpo.model.lm_head import backbone_of
 from grpo.model.packed.attention import is_packed
 from grpo.model.packed.ordered_gradients import ordered_gradients
@@ -26,9 +28,13 @@ from grpo.processes.metrics_log import Metrics, closing_means
 from grpo.processes.save_clock import SaveClock
 from grpo.processes.stop_request import StopRequest
 from grpo.training.held_out_loss import HeldOutLoss
-from grpo.training.optimizer import learning_rate_share, make_optimizer, trained
+from grpo.training.optimizer import learning_rate_share, make_optimizer, step_if_finite, trained
 from grpo.training.totals import Totals
 
+logger = logging.getLogger(__name__)
+
+SKIPPED_MAX = 3
+"""Steps in a row without a finite loss and gradient that end training. Ours."""
 Loss = Callable[[Any, list[Example]], Tensor]
 """(model, examples) -> the sum of their losses; the loop divides it by the weight of the whole batch."""
 
@@ -48,7 +54,11 @@ def fit(
     steps: int,
     validate: HeldOutLoss | None = None,
 ) -> int:
-    """Trains `model` in place. Returns the number of optimizer steps; `validate` may stop early."""
+    """Trains `model` in place. Returns the number of optimizer steps; `validate` may stop early.
+
+    A step whose loss or gradient is not finite does not move the weights. Raises TrainingStopped if several in a row do
+    not.
+    """
     if not examples:
         raise InputError("nothing to train on: every sequence was dropped or the data are empty")
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -62,7 +72,7 @@ def fit(
     metrics = Metrics(job.metrics, step) if parallel.is_main else None
     packed = float(is_packed(backbone_of(model.model)))
     model.train()
-    clock = SaveClock()
+    clock, health = SaveClock(), _health(steps)
     with StopRequest() as request:
         while step < steps and not (selection and selection.stops):
             started = time.perf_counter()
@@ -72,17 +82,22 @@ def fit(
                 group["lr"] = rate
             total = _backward(model, batch, loss, settings.micro_batch_tokens)
             norm = clip_grad_norm(parameters, settings.optimizer.max_grad_norm)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            moved = step_if_finite(optimizer, (total, norm))
             step += 1
             tokens = sum(example.tokens for example in batch) / (time.perf_counter() - started)
             measured = validate(step) if validate and validate.due(step, steps) else {}
             if metrics is not None:
                 record = {"loss": total, "grad_norm": norm, "learning_rate": rate, "tokens_per_s": tokens}
-                metrics.log(step, steps, **record, **measured, packed=packed)
+                skipped = {} if moved else {"skipped": 1.0}
+                metrics.log(step, steps, **record, **measured, **skipped, packed=packed)
+            if not moved:  # on every process: the one that is heard need not write the metrics
+                logger.warning("step %d was skipped: loss %s, gradient norm %s", step, total, norm)
+            for event in health.check(step, {"loss": total, "grad_norm": norm}):
+                raise TrainingStopped(f"{event.name}: {event.message}")
             goes_on = step < steps and not (selection and selection.stops)
             stops, due = parallel.any(request.asked), parallel.broadcast(clock.due)
-            if goes_on and (stops or due or step % settings.save_every == 0):
+            # Not after a skipped step: if all that follow are skipped, too, the weights are no state to return to.
+            if goes_on and moved and (stops or due or step % settings.save_every == 0):
                 state = {"validation": selection.state()} if selection else {}
                 with clock.saving():
                     checkpoint.save(parallel, job.state, step, *kept, state)
@@ -92,6 +107,12 @@ def fit(
                 request.end()
     model.eval()
     return step
+
+
+def _health(steps: int) -> Health:
+    """Stops a job of so many steps if the last of them moved nothing; the other checks are RL's."""
+    not_finite = NotFinite(action="stop", steps=min(SKIPPED_MAX, steps))
+    return Health(HealthSettings(not_finite=not_finite, gradient_spike=GradientSpike(action="ignore")))
 
 
 def closing_loss(metrics: Path) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -15,11 +16,11 @@ from grpo.processes.peak_memory import FILE
 
 @dataclass(frozen=True)
 class Usage:
-    """`machine` is the name of the GPU, or of the CPU with its number of cores. `peak_memory` is in bytes, for the
-    first process of the largest job: on its GPU, or in host memory beyond its libraries. It is 0 if the stage has no
-    job."""
+    """`machine` is the name of the GPU, or of the CPU with its number of cores; None if another project's trainer ran a
+    job, because what its processes use is not measured. `peak_memory` is in bytes, for the first process of the largest
+    job: on its GPU, or in host memory beyond its libraries. It is 0 if the stage has no job that was measured."""
 
-    machine: str
+    machine: str | None
     peak_memory: int
 
 
@@ -33,7 +34,17 @@ def usage(work: Path) -> Usage:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue  # a missing measurement must not fail the stage
         peak, machine = max(peak, size), device or machine
-    return Usage(machine or processor_name(), peak)
+    return Usage(None if _has_other_trainer(work) else machine or processor_name(), peak)
+
+
+def _has_other_trainer(work: Path) -> bool:
+    from tasks.trainer.launch import JOB, hardware_of  # loads NumPy, which `r1 --help` does without
+
+    for path in work.glob(f"*/{JOB}"):
+        with contextlib.suppress(OSError, ValueError):  # an earlier version may have written it
+            if hardware_of(json.loads(path.read_text())).trainer is not None:
+                return True
+    return False
 
 
 @cache

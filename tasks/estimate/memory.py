@@ -16,7 +16,7 @@ from grpo.config.common import Hardware, Sampling
 from grpo.config.rl import RL
 from grpo.config.supervised import Pretrain, Supervised
 from grpo.model.cpu.limits import INITIAL_CACHE_TOKENS, KEPT, KEPT_BYTES, MAX_ROWS, MIN_STEPS, chunk_bytes
-from grpo.rl.method_table import keeps_reference, reads_reference, value_model
+from grpo.rl.method_table import keeps_reference, reads_reference, reference_hardware, value_model
 from tasks.estimate.activations import activation_bytes, adapter_bytes, merged_experts
 from tasks.estimate.architecture import Architecture
 from tasks.estimate.engine import EngineMemory, engine_memory
@@ -156,13 +156,13 @@ def _held(a: Architecture, settings: RL) -> Parts:
     whole = {
         "weights": trained * _trained_itemsize(settings) + frozen * _itemsize(hardware.to_train()),
         "optimizer": 2 * trained * moment_bytes(settings),
-        "reference": a.weights() * _itemsize(hardware) if keeps_reference(settings) else 0,
+        "reference": a.weights() * _itemsize(reference_hardware(settings)) if keeps_reference(settings) else 0,
     }
     return {name: size / devices(settings) for name, size in whole.items()}
 
 
 def _loading(a: Architecture, settings: RL, held: Parts) -> float:
-    trained, frozen = _itemsize(settings.hardware.to_train()), _itemsize(settings.hardware)
+    trained, frozen = _itemsize(settings.hardware.to_train()), _itemsize(reference_hardware(settings))
     probed = a.weights() if loads_whole(settings) else a.first_blocks
     loading = max(probed * trained, held["weights"])
     if value_model(settings) == "model":
@@ -222,9 +222,10 @@ def _reference_pass(a: Architecture, settings: RL, device: DeviceMemory) -> Part
     if not reads_reference(settings):
         return {}
     itemsize, tokens = _itemsize(settings.hardware), 4 * settings.micro_batch_tokens
-    copied = devices(settings) > 1 if settings.lora is None else _gathers(settings)
+    cast = settings.lora is not None or reference_hardware(settings) != settings.hardware
+    copied = _gathers(settings) if cast else devices(settings) > 1
     return {
-        # With LoRA the reference is the policy, which mixed precision copies in one process too.
+        # With LoRA the reference is the policy, which mixed precision copies in one process too, as a moving average.
         "gathered reference": measuring_weights(a) * itemsize if copied else 0,
         "a block's outputs": tokens * itemsize * (3 * a.hidden + 2 * _active_width(a)),
         "head": min(chunk_bytes(device.kind, device.bytes), 4 * tokens * a.vocabulary) * (1 if itemsize == 4 else 1.5)

@@ -3,6 +3,7 @@ evidence."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -34,12 +35,13 @@ class Decisions:
         self.folder = home / "gates"
 
     def of(self, key: str) -> list[Decision]:
-        """Decisions about this gate and these artifacts, oldest first."""
+        """Decisions about this gate and these artifacts, oldest first. A line that a kill cut off is skipped."""
         path = self.folder / f"{key}.jsonl"
-        if not path.is_file():
-            return []
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [Decision(**json.loads(line)) for line in lines if line.endswith("\n")]  # skips a partial line
+        decisions = []
+        for line in path.read_bytes().split(b"\n") if path.is_file() else []:
+            with contextlib.suppress(ValueError):
+                decisions.append(Decision(**json.loads(line)))
+        return decisions
 
     def approval(self, key: str, evidence: str) -> Decision | None:
         """The decision that approved the gate on this evidence (its digest), or None. An approval is final; a refusal
@@ -48,7 +50,11 @@ class Decisions:
 
     def add(self, key: str, decision: Decision) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / f"{key}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(asdict(decision), ensure_ascii=False) + "\n")
+        with (self.folder / f"{key}.jsonl").open("a+b") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":  # a kill cut off the last line
+                    file.write(b"\n")
+            file.write(json.dumps(asdict(decision), ensure_ascii=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())

@@ -57,22 +57,29 @@ class HeldOut:
     """Held-out problems, indexed once, for comparison with any number of texts.
 
     Prompts shorter than `n` tokens match only if all their tokens are equal. A gram is boilerplate if more than max(3,
-    `boilerplate_share` x number of held-out problems) of them contain it.
+    `boilerplate_share` x number of held-out problems) of them contain it. Each of the `sets` has boilerplate of its
+    own: counted among thousands of other problems, a template of a few would be evidence.
     """
 
-    def __init__(self, problems: Sequence[Problem], n: int = 10, boilerplate_share: float = 0.01):
+    def __init__(self, *sets: Sequence[Problem], n: int = 10, boilerplate_share: float = 0.01):
         if n < 2:
             raise InputError(f"n is {n}; matching needs grams of at least 2 tokens, the paper's is 10")
         if not 0 <= boilerplate_share <= 1:
             raise InputError(f"boilerplate_share is {boilerplate_share}; it is a share between 0 and 1")
         self.n = n
-        prompts = [tokens(problem.text) for problem in problems]
-        boilerplate = _boilerplate(prompts, n // 2, max(BOILERPLATE_MIN, boilerplate_share * len(problems)))
-        self.boilerplate = len(boilerplate)
+        self.boilerplate = 0
         self._whole: dict[Tokens, str] = {}
         self._forms: dict[str, str] = {}
         self._calculations: dict[str, str] = {}
         self._parts: dict[Tokens, str] = {}
+        for problems in sets:
+            self._add(problems, boilerplate_share)
+
+    def _add(self, problems: Sequence[Problem], boilerplate_share: float) -> None:
+        n = self.n
+        prompts = [tokens(problem.text) for problem in problems]
+        boilerplate = _boilerplate(prompts, n // 2, max(BOILERPLATE_MIN, boilerplate_share * len(problems)))
+        self.boilerplate += len(boilerplate)
         for problem, words in zip(problems, prompts, strict=True):
             self._whole.setdefault(words, problem.id)
             self._forms.setdefault(normal_form(problem.text), problem.id)
@@ -99,7 +106,7 @@ class HeldOut:
         return self._overlap(tokens(text))
 
     def _overlap(self, words: Tokens) -> Match | None:
-        # No indexed gram contains boilerplate, so the text need not be searched for it.
+        # No indexed gram contains boilerplate of its set, so the text need not be searched for it.
         if self._parts.keys().isdisjoint(_grams(words, self.n)):
             return None
         gram = next(gram for gram in _grams(words, self.n) if gram in self._parts)
@@ -118,7 +125,7 @@ def decontaminate(
 
     Counts: train = kept + equal + overlapping; and boilerplate, the number of distinct grams ignored as such.
     """
-    index = HeldOut(held_out, n, boilerplate_share)
+    index = HeldOut(held_out, n=n, boilerplate_share=boilerplate_share)
     kept: list[Problem] = []
     collisions: list[Collision] = []
     counts = {"train": len(train), "kept": 0, "equal": 0, "overlapping": 0, "boilerplate": index.boilerplate}

@@ -19,6 +19,8 @@ from grpo.errors import InputError
 from tasks.paths import expanded
 from tasks.problems.sources import FileSource, HubSource, short
 
+csv.field_size_limit(2**27)  # characters of a cell; by itself, 131,072: less than some tests of programs have
+
 Row = tuple[str, dict[str, Any] | InputError]
 """The row's place ("train.jsonl, line 7"), for messages, and its columns or the error."""
 

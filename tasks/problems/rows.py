@@ -131,7 +131,7 @@ _ONE_NUMBER = re.compile(r"[^0-9()\[\]{}]*[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])(?:\.
 
 
 def _answer(source: FileSource | HubSource, where: str, row: dict[str, Any], verifier: str) -> tuple[str, str]:
-    """(reference answer, the worked solution before it or ""). Removes GSM8K's <<3+4=7>> marks from the solution."""
+    """(reference answer, the worked solution before it or "")."""
     name = source.answer_column
     value = _column(row, name, "answer_column", where)
     numeric = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -143,13 +143,21 @@ def _answer(source: FileSource | HubSource, where: str, row: dict[str, Any], ver
         )
     if numeric:
         return text, ""
-    if match := _GSM8K.search(text):
-        solution = re.sub(r"<<[^>]*>>", "", text[: match.start()]).strip()
-        final = match[1].strip()
-        if _ONE_NUMBER.fullmatch(final):  # not (1,2), whose comma is none between thousands
-            final = final.replace(",", "")
-        return read_text(final, name, where), solution
-    return text.strip(), ""
+    final, solution = final_answer(text)
+    return read_text(final, name, where), solution
+
+
+def final_answer(text: str) -> tuple[str, str]:
+    """(what follows GSM8K's ####, the worked solution before it), or (the whole text, "") if there is no ####. Removes
+    GSM8K's <<3+4=7>> marks from the solution."""
+    match = _GSM8K.search(text)
+    if match is None:
+        return text.strip(), ""
+    solution = re.sub(r"<<[^>]*>>", "", text[: match.start()]).strip()
+    final = match[1].strip()
+    if _ONE_NUMBER.fullmatch(final):  # not (1,2), whose comma is none between thousands
+        final = final.replace(",", "")
+    return final, solution
 
 
 def _column(row: dict[str, Any], name: str, setting: str, where: str) -> Any:
@@ -166,15 +174,21 @@ def read_text(value: Any, name: str, where: str) -> str:
         raise InputError(f"{where}: {name} is {short(value)}, a {type(value).__name__}; text is needed")
     if not value.strip():
         raise InputError(f"{where}: {name} is blank; fill it or remove the row")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{where}: {name} holds half a surrogate pair, which is no text; write it anew") from None
+    _check_text(value, name, where)
     return value
 
 
 def _json_value(value: Any, name: str, where: str) -> Any:
     try:
-        return json.loads(json.dumps(value, allow_nan=False))
+        text = json.dumps(value, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
         raise InputError(f"{where}: {name} cannot be kept as metadata: {error}") from None
+    _check_text(text, name, where)
+    return json.loads(text)
+
+
+def _check_text(text: str, name: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{where}: {name} holds half a surrogate pair, which is no text; write it anew") from None

@@ -32,7 +32,13 @@ from tasks.tracking.tags import (
 
 ESTIMATE, MEMORY_METRIC = "estimate.json", "peak_memory_gb"
 SIGNS = {"ran": "✓", "reused": "↺", "failed": "✗", "killed": "✗", "running": "…"}
-_ENDED = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "stopped", "RUNNING": "running"}
+_ENDED = {
+    "FINISHED": "finished",
+    "FAILED": "failed",
+    "KILLED": "stopped",
+    "RUNNING": "running",
+    "WAITING": "waiting for an answer",
+}
 _PASSED = {"passed": "✓", "approved": "✓", "warned": "!", "waiting": "…"}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from grpo.data.records import Problem, Sample
 from grpo.data.template import form_of
@@ -18,8 +18,11 @@ from grpo.rewards.functions import Response
 from grpo.rewards.registry import REWARDS
 from tasks.problems.decontaminate import HeldOut
 from tasks.problems.miniature.writers import Habits, demonstrate
-from tasks.sft_data.examples import example
+from tasks.sft_data.examples import example, with_lengths
 from tasks.sft_data.filters import FilterSettings, reject
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Writer = Callable[[Problem], tuple[str, str]]
 """Problem -> (reasoning, answer)."""
@@ -46,13 +49,19 @@ def solution(problem: Problem) -> tuple[str, str]:
     return problem.metadata["solution"], problem.metadata["reference"] if general else problem.answer
 
 
-def written(problems: Iterable[Problem], writer: Writer, settings: FilterSettings) -> tuple[list[Any], dict[str, int]]:
-    """(examples, counts by reason) of written demonstrations that pass the same filters as sampled ones."""
+def written(
+    problems: Iterable[Problem],
+    writer: Writer,
+    settings: FilterSettings,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> tuple[list[Any], dict[str, int]]:
+    """(examples, counts by reason) of written demonstrations that pass the same filters as sampled ones. `tokenizer`:
+    that of the model to be trained, needed with `settings.context`."""
     examples = []
     reasons: Counter[str] = Counter()
     for problem in problems:
         completion = form_of(problem).render(*writer(problem))
-        reason = reject(as_sample(problem, completion), settings)
+        reason = reject(as_sample(problem, completion, tokenizer), settings)
         reasons[reason or "kept"] += 1
         if reason is None:
             examples.append(example(problem, completion))
@@ -83,12 +92,12 @@ def without(held_out: HeldOut, examples: Sequence[Any]) -> tuple[list[Any], int]
     return kept, len(examples) - len(kept)
 
 
-def as_sample(problem: Problem, completion: str) -> Sample:
-    """A written completion as a sample, with the rewards that the filters read."""
+def as_sample(problem: Problem, completion: str, tokenizer: PreTrainedTokenizerBase | None = None) -> Sample:
+    """A written completion as a sample, with the rewards that the filters read. Tokens are 0 without a tokenizer."""
     response = Response.to(problem, completion, tokens=0, finished=True, max_tokens=0)
     parts = response.parts
     rules = {name: REWARDS[name] for name in ("accuracy", "format", "language")}
-    return Sample(
+    sample = Sample(
         problem_id=problem.id,
         policy="written",
         completion=completion,
@@ -101,3 +110,4 @@ def as_sample(problem: Problem, completion: str) -> Sample:
         domain=problem.domain,
         language=problem.language,
     )
+    return sample if tokenizer is None else with_lengths(sample, problem, tokenizer)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from grpo.data.conversations import CONVERSATION, from_columns, to_columns
-from grpo.data.records import Problem
+from grpo.data.records import Problem, Sample
+from grpo.data.template import completion_tokens, prompt_tokens
 from grpo.judging.questions import question_of
+from grpo.model_folder import TOKENIZER_OPTIONS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 SHARD = 4096
 _SCHEMA = pa.schema(
@@ -34,6 +40,27 @@ def example(problem: Problem, completion: str) -> dict[str, Any]:
         "messages": problem.messages,
         "completion": completion,
     }
+
+
+def tokenizer_of(folder: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder."""
+    from transformers import AutoTokenizer
+
+    tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **TOKENIZER_OPTIONS)
+    return tokenizer
+
+
+def with_lengths(sample: Sample, problem: Problem, tokenizer: PreTrainedTokenizerBase) -> Sample:
+    """A sample that the policy did not make, with the numbers of tokens that SFT reads.
+
+    Raises:
+        InputError: the tokenizer has no chat template.
+    """
+    return dataclasses.replace(
+        sample,
+        tokens=len(completion_tokens(tokenizer, sample.completion)),
+        prompt_tokens=len(prompt_tokens(tokenizer, problem.messages, "chat")),
+    )
 
 
 def shown_examples(folder: Path, count: int) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -95,6 +95,37 @@ class FilterSettings(BaseModel):
     def _rates_leave_room(self) -> FilterSettings:
         if self.pass_rate_min > self.pass_rate_max:
             raise ValueError(f"pass_rate_min {self.pass_rate_min} is above pass_rate_max {self.pass_rate_max}")
+        return self
+
+
+_OF_GROUPS = (
+    *("contamination", "pass_rate_min", "pass_rate_max", "pass_rate_samples"),
+    *("near_duplicate_jaccard", "shingle_words"),
+)
+"""Fields that need many samples of a problem, and the choice not to compare completions with held-out prompts."""
+
+
+def _without_groups(schema: dict[str, Any]) -> None:
+    for name in _OF_GROUPS:
+        del schema["properties"][name]
+
+
+class DemonstrationFilters(FilterSettings):
+    """Filters of cold-start demonstrations: one for each of few problems. Refuses settings that have no effect on them.
+    They remain part of records, as before, and are left out of forms."""
+
+    model_config = ConfigDict(json_schema_extra=_without_groups)
+
+    leaks: bool = Field(
+        default=True,
+        description="Has no effect: demonstrations are not dropped because of their prompts.",
+    )
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> DemonstrationFilters:
+        for name in _OF_GROUPS:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} has no effect on cold-start demonstrations; leave it out")
         return self
 
 

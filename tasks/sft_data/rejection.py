@@ -24,6 +24,7 @@ from tasks.judges.calibration import has_reference
 from tasks.judges.create_judge import make_judge
 from tasks.problems.decontaminate import HeldOut
 from tasks.sft_data.duplicates import Shingles, completion_digest
+from tasks.sft_data.examples import tokenizer_of, with_lengths
 from tasks.sft_data.filters import FILTERS, FilterSettings, reject
 from tasks.sft_data.given.shards import measured
 from tasks.sft_data.problem_filters import PROBLEM_FILTERS, ProblemSamples, reject_problem
@@ -210,9 +211,10 @@ def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str
     """Runs `select` on one shard in its own process. Writes the samples with verdicts to `out` and returns the judge's
     counts. If `out` already exists, returns the counts stored next to it.
 
-    `settings`: plain values "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (problems), "seed"
-    and "replies" (folder for the judge's replies). For given examples also "tokenizer", the folder of the policy's
-    tokenizer, and "scoring", limits of the check of an answer; they are measured first.
+    `settings`: plain values "filters", "judge" (as JSON), "judged", "keep_per_problem", "held_out" (files of problems),
+    "seed" and "replies" (folder for the judge's replies). For given examples also "tokenizer", the folder of the
+    policy's tokenizer, and "scoring", limits of the check of an answer; they are measured first. For a teacher's
+    samples "lengths_by", the same folder: SFT reads neither the teacher's instruction nor its tokens.
     """
     counts_file = out.with_suffix(".json")
     if out.exists() and counts_file.exists():
@@ -223,6 +225,9 @@ def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str
     found, known = read_samples(samples), {problem.id: problem for problem in read_problems(problems)}
     if "tokenizer" in settings:
         found = measured(found, known, settings["tokenizer"], Scoring.model_validate(settings["scoring"]))
+    if "lengths_by" in settings:
+        tokenizer = tokenizer_of(settings["lengths_by"])
+        found = [with_lengths(sample, known[sample.problem_id], tokenizer) for sample in found]
     selected = select(
         found,
         known,
@@ -230,7 +235,7 @@ def select_shard(samples: Path, problems: Path, out: Path, settings: Mapping[str
         judge,
         settings["judged"],
         settings["keep_per_problem"],
-        held_out=_held_out(Path(settings["held_out"])),
+        held_out=_held_out(*settings["held_out"]),
         seed=settings["seed"],
     )
     counts = {n: v - before.get(n, 0) for n, v in judge.counts.to_dict().items() if v != before.get(n, 0)}
@@ -249,5 +254,5 @@ def judge_of(settings: str, replies: str | None = None) -> Judge:
 
 
 @functools.lru_cache(maxsize=1)
-def _held_out(path: Path) -> HeldOut:
-    return HeldOut(read_problems(path))
+def _held_out(*files: str) -> HeldOut:
+    return HeldOut(*(read_problems(Path(file)) for file in files))

@@ -1,7 +1,8 @@
 """Shards: problem sets split into files that are sampled one by one, and batches of a shard's samples.
 
-A shard's key covers its problems, the policy, the engine with its sampling settings, the user's own code, and the seed,
-but not its position. So if a source is added, samples of the other sources' shards are reused.
+A shard's key covers its problems, the policy, the engine with its sampling settings, the user's own code, limits of
+rewards that are not the default, and the seed, but not its position. So if a source is added, samples of the other
+sources' shards are reused.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from grpo.data.records import Problem, read_rows
 from grpo.errors import InputError
 from tasks.sft_data.statistics import DROPPED, KEPT
 
@@ -43,6 +45,10 @@ class ProblemShard:
     def samples(self, folder: Path) -> Path:
         """Path where the job of grpo/sampling/job.py writes this shard's samples."""
         return folder / self.key / "shard-00000.parquet"
+
+    def is_general(self) -> bool:
+        """Whether its problems are general prompts. A teacher, if there is one, answers these only."""
+        return next(read_rows(self.problems, Problem)).domain == "general"
 
 
 def cut(

@@ -14,7 +14,15 @@ from tasks.tracking.client import Tracking
 from tasks.tracking.connection import Connection, every_result
 from tasks.tracking.reuse import reuses
 from tasks.tracking.run_owner import is_alive, runs_of_dead_processes
-from tasks.tracking.tags import DIGEST_TAG, FLOW_RUN_TAG, PARENT_TAG, SHA256_TAG, STALE_TAG
+from tasks.tracking.tags import (
+    DIGEST_TAG,
+    FLOW_RUN_TAG,
+    PARENT_TAG,
+    SHA256_TAG,
+    STALE_TAG,
+    WAITING_TAG,
+    is_waiting,
+)
 
 _PAGE = 200
 """Runs per page of results. Each run has hundreds of parameters."""
@@ -32,7 +40,8 @@ class OldRun:
 
 def old_runs(connection: Connection, before: float, kept: Collection[str]) -> list[OldRun]:
     """Top-level runs that ended before a time (seconds since 1970), oldest first. Leaves out a run that was continued
-    since and is running, and one that made an artifact whose digest is in `kept`, or one of whose stages did.
+    since and is running, one that waits for an answer to a gate, and one that made an artifact whose digest is in
+    `kept`, or one of whose stages did.
 
     Raises:
         InputError: MLflow cannot be reached.
@@ -44,7 +53,7 @@ def old_runs(connection: Connection, before: float, kept: Collection[str]) -> li
     found = []
     for run in stages.get("", []):
         below = stages.get(run.info.run_id, [])
-        if not {each.data.tags.get(DIGEST_TAG) for each in [run, *below]} & set(kept):
+        if not is_waiting(run.data.tags) and not {each.data.tags.get(DIGEST_TAG) for each in [run, *below]} & set(kept):
             ids = [stage.info.run_id for stage in below]
             found.append(OldRun(run.info.run_id, run.info.run_name, run.info.end_time / 1000, ids))
     return found
@@ -100,14 +109,16 @@ def promoted(connection: Connection) -> dict[str, str]:
 
 
 def digests_in_use(connection: Connection) -> set[str]:
-    """Digests of the artifacts made, reused or read by runs that are RUNNING and whose process may be alive."""
+    """Digests of the artifacts made, reused or read by runs that are RUNNING and whose process may be alive, or that
+    wait for an answer to a gate."""
 
     def search(client: Any) -> set[str]:
         experiments = connection.experiments()
         running = client.search_runs(experiments, "attributes.status = 'RUNNING'", max_results=10_000)
+        waiting = client.search_runs(experiments, f"tags.`{WAITING_TAG}` LIKE '%'", max_results=10_000)
         digests: set[str] = set()
-        for run in running:
-            if is_alive(run.data.tags):
+        for run in {run.info.run_id: run for run in [*running, *waiting]}.values():
+            if is_waiting(run.data.tags) or (run.info.status == "RUNNING" and is_alive(run.data.tags)):
                 digests |= {reuse.digest for reuse in reuses(run.data.tags)}
                 stages = client.search_runs(experiments, f"tags.`{PARENT_TAG}` = '{run.info.run_id}'")
                 for stage in [run, *stages]:

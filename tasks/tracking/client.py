@@ -22,7 +22,7 @@ from tasks.store.manifest import Manifest
 from tasks.tracking import connection
 from tasks.tracking.connection import Connection
 from tasks.tracking.models.registry import ModelRegistry
-from tasks.tracking.names import batches, cell, dataset_digest, flatten, metric_name
+from tasks.tracking.names import batches, dataset_digest, flatten, metric_name, table, write_table
 from tasks.tracking.reader import RunReader, with_tags
 from tasks.tracking.run_owner import (
     PROMPT_S,
@@ -227,11 +227,11 @@ class Tracking(Connection):
         self.outbox.send(f"data set {name}", log)
 
     def log_table(self, run_id: str, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Logs rows, such as samples, as a table in the UI. Nested values become JSON text."""
-        columns = list(dict.fromkeys(key for row in rows for key in row))
-        table = {column: [cell(row.get(column)) for row in rows] for column in columns}
+        """Logs rows, such as samples, as a table in the UI, in place of an earlier one of that name. Nested values
+        become JSON text, and numbers that are not finite are empty."""
+        text = table(rows)
         if rows:
-            self.outbox.send(f"table {name}", lambda: self.client.log_table(run_id, table, f"{name}.json"))
+            self.outbox.send(f"table {name}", lambda: write_table(self.client, run_id, f"{name}.json", text))
 
     def log_file(self, run_id: str, path: Path, folder: str | None = None) -> None:
         self.outbox.send(f"file {path}", lambda: self.client.log_artifact(run_id, str(path), folder))
@@ -243,7 +243,7 @@ class Tracking(Connection):
         self.outbox.send("tags", lambda: self._set_tags(run_id, tags))
 
     def delete_tag(self, run_id: str, tag: str) -> None:
-        self.outbox.send("a tag's removal", lambda: self.client.delete_tag(run_id, tag))
+        self.outbox.send("tags", lambda: self.client.delete_tag(run_id, tag))
 
     def tagged(self, tag: str) -> dict[str, str]:
         """Run id -> value of this tag, for all runs that have it. Empty if MLflow failed."""

@@ -1,4 +1,4 @@
-"""Names and values in the form that MLflow accepts, and the names of runs.
+"""Names, values and tables in the form that MLflow accepts, and the names of runs.
 
 A run's name says which settings override the recipe's file, never how it differs from an earlier run. So equal names
 mean equal settings, and deleting a run does not change what other names mean.
@@ -7,11 +7,16 @@ mean equal settings, and deleting a run does not change what other names mean.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tasks.store.diff import shorten
+from tasks.tracking.tags import TABLES_TAG
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 _Item = TypeVar("_Item")
 _PARAM_LENGTH = 6000
@@ -67,8 +72,24 @@ def flatten(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
             yield metric_name(prefix + name), text
 
 
-def cell(value: Any) -> Any:
-    """A value of a table: nested values are JSON text."""
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as MLflow's UI reads a table: JSON with one list per row, and every column that a row has."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    return json.dumps({"columns": columns, "data": [[_cell(row.get(column)) for column in columns] for row in rows]})
+
+
+def write_table(client: MlflowClient, run_id: str, file: str, text: str) -> None:
+    """Writes a whole `table`. MLflow's own call appends to one that is there, so that repeating it doubles rows."""
+    client.log_text(run_id, text, file)
+    known = json.loads(client.get_run(run_id).data.tags.get(TABLES_TAG, "[]"))
+    if (entry := {"path": file, "type": "table"}) not in known:
+        client.set_tag(run_id, TABLES_TAG, json.dumps([*known, entry]))
+
+
+def _cell(value: Any) -> Any:
+    """Nested values are JSON text, and numbers that JSON does not have are None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     return value if value is None or isinstance(value, (str, int, float)) else json.dumps(value, ensure_ascii=False)
 
 

@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 _MAX_TRIES = 3
 
 
-@dataclass
+@dataclass(eq=False)
 class PendingCall:
     """A failed call, and how often it failed while other calls succeeded. One that is `needed` is never given up."""
 
@@ -37,22 +37,28 @@ class Outbox:
         self._warned = False
 
     def send(self, what: str, call: Callable[[], object], needed: bool = False) -> None:
-        """Makes the call now, or after a later call that succeeds."""
-        if self.try_now(what, call):
+        """Makes the call now, or after a later call that succeeds. Calls for the same `what` keep their order, because
+        the older one may set what the newer one sets."""
+        self.pending.append(PendingCall(what, call, needed))
+        first = next(entry for entry in self.pending if entry.what == what)
+        if self.try_now(what, first.call):
+            self.pending.remove(first)
             self.retry()
-        else:
-            self.pending.append(PendingCall(what, call, needed))
 
     def retry(self) -> None:
         """Repeats the calls that failed. For callers that have just seen MLflow work."""
-        pending, self.pending = self.pending, []
-        for entry in pending:
+        failed: set[str] = set()
+        for entry in [*self.pending]:
+            if entry.what in failed:
+                continue
             if self.try_now(entry.what, entry.call):
+                self.pending.remove(entry)
                 continue
             entry.tries += 1
             if entry.needed or entry.tries < _MAX_TRIES:
-                self.pending.append(entry)
+                failed.add(entry.what)
             else:
+                self.pending.remove(entry)
                 logger.warning("MLflow at %s works but not for %s: giving up on that", self.uri, entry.what)
 
     def try_now(self, what: str, call: Callable[[], object]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from grpo.errors import InputError
 from tasks.tracking.connection import Connection
-from tasks.tracking.tags import FLOW_TAG, PARENT_TAG, STAGE_TAG
+from tasks.tracking.tags import FLOW_TAG, PARENT_TAG, STAGE_TAG, is_waiting
 
 _MAX_RUNS = 10_000
 _MAX_SHOWN = 4
@@ -23,7 +23,7 @@ class TrackedRun:
 
     id: str
     name: str
-    status: str  # RUNNING | FINISHED | FAILED | KILLED
+    status: str  # RUNNING | FINISHED | FAILED | KILLED | WAITING (for an answer to a gate)
     began: float
     ended: float | None
     tags: Mapping[str, str] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class RunReader:
             TrackedRun(
                 id=run.info.run_id,
                 name=run.info.run_name,
-                status=run.info.status,
+                status="WAITING" if is_waiting(run.data.tags) else run.info.status,
                 began=run.info.start_time / 1000,
                 # MLflow keeps the end time of a run that was reopened.
                 ended=run.info.end_time / 1000 if run.info.end_time and run.info.status != "RUNNING" else None,

@@ -7,7 +7,6 @@ name, curves and bars alike.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -71,7 +70,6 @@ class CompletionsTable:
     def __init__(self, record: Tracking, run_id: str, name: str):
         self._record, self._run_id, self._name = record, run_id, name
         self._rows: list[dict[str, Any]] = []
-        self._begun = False  # whether MLflow has the table
 
     def add(self, rows: Sequence[Mapping[str, Any]], anew: bool = False) -> None:
         """Adds rows and logs the whole table again. `anew`: first drops all rows, because these are all that the
@@ -81,14 +79,8 @@ class CompletionsTable:
         for row in rows:
             cells = {_COLUMNS.get(key, f"reward_{key}"): value for key, value in row.items() if key != "of"}
             self._rows.append({k: v[:_CELL_LENGTH] if isinstance(v, str) else v for k, v in cells.items()})
-        if not self._begun:
+        if rows:
             self._record.log_table(self._run_id, self._name, self._rows)
-            self._begun = bool(self._rows)
-        elif rows:
-            # MLflow's own way of adding rows reads the old ones without their types: the answer "007" becomes 7.
-            columns = list(dict.fromkeys(key for row in self._rows for key in row))
-            data = [[row.get(column) for column in columns] for row in self._rows]
-            self._record.log_text(self._run_id, json.dumps({"columns": columns, "data": data}), f"{self._name}.json")
 
 
 def of_checkpoint(metric: str, checkpoint: str) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+
 RECIPE_TAG = "r1flow.recipe"
 FLOW_TAG = "r1flow.flow"
 STAGE_TAG = "r1flow.stage"
@@ -15,6 +18,8 @@ STATUS_TAG = "r1flow.status"
 ERROR_TAG = "r1flow.error"
 FAILED_TAG = "r1flow.failed"
 """The stage whose failure ended a recipe run."""
+WAITING_TAG = "r1flow.waiting_until"
+"""How long a gate of a run that was suspended waits for an answer, seconds since 1970."""
 
 KEY_TAG, DIGEST_TAG = "r1flow.key", "r1flow.digest"
 INPUTS_TAG = "r1flow.inputs"
@@ -33,6 +38,8 @@ START_TAG = "r1flow.start"
 
 SOURCE_TAG, SOURCE_TYPE_TAG, USER_TAG = "mlflow.source.name", "mlflow.source.type", "mlflow.user"
 COMMIT_TAG = "mlflow.source.git.commit"
+TABLES_TAG = "mlflow.loggedArtifacts"
+"""JSON list of a run's files that MLflow shows as tables: {path, type}."""
 
 PARENT_TAG = "mlflow.parentRunId"
 NOTE_TAG = "mlflow.note.content"
@@ -52,3 +59,8 @@ def origin_tag(name: str) -> str:
 def gate_tag(gate: str, part: str = "") -> str:
     """The tag with a gate's status, or with a part of its record: evidence, evidence_digest or decision."""
     return f"r1flow.gate.{gate}{f'.{part}' if part else ''}"
+
+
+def is_waiting(tags: Mapping[str, str]) -> bool:
+    """Whether a run that ended may still go on, because one of its gates waits for an answer."""
+    return float(tags.get(WAITING_TAG, 0)) > time.time()

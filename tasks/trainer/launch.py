@@ -25,9 +25,11 @@ from tasks.trainer.rendezvous import ENDPOINT, RANK, Rendezvous
 
 logger = logging.getLogger(__name__)
 
+JOB = "job.json"
+"""File in the work folder with the job."""
 LOG = "trainer.log"
 """File in the work folder with the trainer's stdout and stderr."""
-__all__ = ["COMPLETIONS", "LOG", "hardware_of", "launch", "preload", "read_metrics"]
+__all__ = ["COMPLETIONS", "JOB", "LOG", "hardware_of", "launch", "preload", "read_metrics"]
 
 
 def preload() -> None:
@@ -62,7 +64,7 @@ def launch(
     hardware = hardware_of(job)
     processes, nodes = hardware.processes, hardware.nodes
     work.mkdir(parents=True, exist_ok=True)
-    job_path, log_path, result_path = work / "job.json", work / LOG, work / "result.json"
+    job_path, log_path, result_path = work / JOB, work / LOG, work / "result.json"
     _write(job_path, job)
     result_path.unlink(missing_ok=True)  # a result of an earlier attempt proves nothing about this one
     metrics, completions = _MetricsTail(work / "metrics.jsonl"), _MetricsTail(work / COMPLETIONS)

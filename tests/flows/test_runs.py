@@ -76,6 +76,18 @@ def test_data_and_samples() -> None:
             wrong()
 
 
+def test_test_sets_of_several_years_are_tables_of_their_own(tmp_path: Path) -> None:
+    names = ["sets/aime-2024", "sets/aime-2025", "train", "samples/00000", "samples/00001"]
+    shards = ["examples/part-00000", "examples/part-00001", "chains/shard-00000", "step_labels/labels-00000"]
+    for name in [*names, *shards]:
+        path = tmp_path / f"{name}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    counts = {name: len(files) for name, files in runs._tables(tmp_path).items()}
+    shard_counts = {"samples": 2, "examples": 2, "chains": 1, "step_labels": 1}
+    assert counts == {"sets/aime-2024": 1, "sets/aime-2025": 1, "train": 1, **shard_counts}
+
+
 def executed(notebook: Path) -> list[Any]:
     """Runs the cells of a notebook in one namespace, as Jupyter does. Returns what each code cell would show."""
     cells = json.loads(notebook.read_text())["cells"]

@@ -23,7 +23,7 @@ def main() -> None:
     model, out = sys.argv[1:]
     engine = LocalVLLM(model, VLLM(kind="local", kv_cache_gb=CACHE_GB, enforce_eager=True), eos_id=1)
     groups = dict(engine.sample([[3, 4, 5]], 2, Sampling(max_new_tokens=8), [0]))
-    seen = {"cache_bytes": int(CACHE_GB * 2**30), "longest": engine._longest}
+    seen = {"cache_bytes": int(CACHE_GB * 2**30), "longest": engine.longest}
     seen["lengths"] = [len(completion.tokens) for completion in groups[0]]
     try:
         next(engine.sample([[3]], 1, Sampling(max_new_tokens=4_000_000), [0]))

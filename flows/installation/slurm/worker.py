@@ -222,9 +222,13 @@ class SlurmWorker(BaseWorker[SlurmJobConfiguration, SlurmVariables, SlurmWorkerR
             filters.append({"id": {"any_": unknown}})
         pool = WorkPoolFilter.model_validate({"name": {"any_": [self._work_pool_name]}})
         for filter in filters:
-            for run in await self.client.read_flow_runs(
-                flow_run_filter=FlowRunFilter.model_validate(filter), work_pool_filter=pool
+            chosen = FlowRunFilter.model_validate(filter)
+            runs: list[FlowRun] = []
+            while page := await self.client.read_flow_runs(
+                flow_run_filter=chosen, work_pool_filter=pool, offset=len(runs)
             ):
+                runs += page
+            for run in runs:
                 if run.id in self._followed | self._submitting_flow_run_ids:
                     continue
                 pid = run.infrastructure_pid or ""

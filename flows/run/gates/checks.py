@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from flows.stage_contract.stage import Step
 from flows.stages import evaluate
 from grpo.errors import InputError
 from tasks.gates.conditions import Gate
 
 
-def check_gates(gates: Iterable[Gate], stages: Sequence[str], approve: Sequence[str]) -> list[Gate]:
-    """The gates that apply to a flow with these stages: those that read no stage of another flow.
+def check_gates(gates: Iterable[Gate], graph: Sequence[Step], approve: Sequence[str]) -> list[Gate]:
+    """The gates that apply to a flow: those that read no stage of another flow, and no row that its table lacks.
 
     Raises:
         InputError: a gate cannot be read at its position, or `approve` names a gate that does not exist or does not
             ask.
     """
-    here = {gate.name: gate for gate in gates if gate.stages() <= set(stages)}
+    stages = [step.name for step in graph]
     known = evaluate.checkpoints(stages)
+    # Distillation makes Dev1 too, but evaluates Dev2 and its students.
+    left_out = known.keys() - {name for step in graph if step.name == "evaluate" for name in step.stage.needs}
+    here = {gate.name: gate for gate in gates if gate.stages() <= {*stages} and not gate.stages("table") & left_out}
     for name in approve:
         if name not in here:
             raise InputError(f"--approve {name}: no such gate; there are {', '.join(here) or 'none'}")

@@ -11,6 +11,7 @@ import getpass
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -27,7 +28,7 @@ from tasks.gates.approvals import Decision, Decisions
 from tasks.gates.conditions import Gate, Verdict, decision_key, plain, read_gate
 from tasks.store.manifest import Manifest
 from tasks.tracking.client import Tracking
-from tasks.tracking.tags import gate_tag
+from tasks.tracking.tags import WAITING_TAG, gate_tag
 
 
 class GateStopped(Exception):
@@ -121,6 +122,8 @@ class Gatekeeper:
             gate_tag(gate.name, "evidence"): "; ".join(verdict.lines()),
             gate_tag(gate.name, "evidence_digest"): verdict.digest(),
         }
+        if status == "waiting":
+            tags[WAITING_TAG] = f"{time.time() + gate.wait_hours * 3600:.0f}"
         self.on_read({"name": gate.name, "after": gate.after, "status": status, "evidence": verdict.lines()})
         self.record.set_tags(
             self.run_id, tags | ({gate_tag(gate.name, "decision"): json.dumps(asdict(decision))} if decision else {})
@@ -132,7 +135,7 @@ class Gatekeeper:
         # The plain-text template of a base model and of R1-Zero is stored with the base model.
         stages |= {"base"} if stages & {"base", "r1_zero"} else set()
         checkpoints = list(evaluate.checkpoints(stages))
-        inputs = {stage: self.manifest_of(stage).key for stage in ["problems", *checkpoints]}
+        inputs = {stage: self.manifest_of(stage).digest for stage in ["problems", *checkpoints]}
         config = self.recipe.evaluate.model_copy(update={**gate.evaluate.model_dump(), "k": None, "sets": []})
         where = RunContext(recipe=self.recipe.name, parent_run_id=self.run_id, label=self.label)
         summary = self.run(_step(checkpoints), config, inputs, self.recipe.seed, where)

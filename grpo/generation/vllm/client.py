@@ -48,7 +48,7 @@ class ServerVLLM:
         start = f"start one with: python -m grpo.generation.vllm.server {model}"
         try:
             served = self._http.get("/v1/models")["data"][0]
-            self._name, self._longest = served["id"], served["max_model_len"]
+            self._name, self.longest = served["id"], served["max_model_len"]
             self._workers = self.states()
             self._http.post("/resume")  # a trainer killed during an update left the server paused
         except Away as error:
@@ -84,7 +84,7 @@ class ServerVLLM:
         Equal seeds give equal completions as far as the server's batching allows: its arithmetic may depend on the rest
         of a batch. Raises TrainingStopped if the server stays unreachable.
         """
-        check(prompts, settings, self._longest, logprobs)
+        check(prompts, settings, self.longest, logprobs)
         if self._held == UNKNOWN:
             raise TrainingStopped("vllm: the server has no weights from this trainer yet, and what it has may be any")
         http, pool = self._client(), ThreadPoolExecutor(self._settings.concurrency)

@@ -59,7 +59,7 @@ class LocalVLLM:
         self._held = UNKNOWN
         with _undisturbed(), _in_child() if self._child else contextlib.nullcontext():
             self._llm = self._start(model, settings, dtype)
-        self._longest: int = self._llm.model_config.max_model_len
+        self.longest: int = self._llm.model_config.max_model_len
         self._sleeps: bool = self._llm.model_config.enable_sleep_mode
 
     def _start(self, model: str, settings: VLLM, dtype: str) -> Any:
@@ -101,7 +101,7 @@ class LocalVLLM:
 
         Equal seeds, prompts and settings give equal completions. Does not use the trainer's random generators.
         """
-        check(prompts, settings, self._longest, logprobs)
+        check(prompts, settings, self.longest, logprobs)
         params: Any = importlib.import_module("vllm.sampling_params")
         waiting: dict[str, int | None] = {}
         engine = self._llm.llm_engine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from grpo.config.common import Sampling
@@ -31,6 +31,12 @@ def check(prompts: Sequence[Sequence[int]], settings: Sampling, longest: int, lo
             f"vllm: the longest prompt with max_new_tokens needs {needed} tokens, but vLLM takes {longest} "
             "(max_model_len, or what its KV cache holds); raise that, or shorten prompts or completions"
         )
+
+
+def check_ahead(samplings: Iterable[Sampling], longest: int) -> None:
+    """`check` before the first prompt is known, so that a setting that is reached late fails at once."""
+    for each in samplings:
+        check([[0]], each, longest, logprobs=False)
 
 
 def parameters(per_prompt: int, settings: Sampling, eos_id: Ends, seed: int, logprobs: bool) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class _Scored:
     completion: Completion
     response: Response
     breakdown: dict[str, float]
+    given: dict[str, float]
 
 
 class RewardServer:
@@ -116,6 +117,7 @@ class RewardServer:
                     ref_logprobs=None,
                     old_logprobs=None,
                     values=None,
+                    given=[each.given for each in scored],
                 )
             )
         return groups, self._failures.pop(rollout)
@@ -176,8 +178,9 @@ class RewardServer:
     def _keep(self, pending: _Pending, scored: Scored) -> float:
         """Keeps the scores of a completion and returns its reward. Raises TrainingStopped if it is the last of its
         rollout, and verifiers failed for too many: the engine must not train on them."""
-        (breakdown,) = scored.breakdowns
-        self._scored.setdefault(pending.row, []).append(_Scored(pending.completion, pending.response, breakdown))
+        (breakdown,), (given,) = scored.breakdowns, scored.given
+        of_row = self._scored.setdefault(pending.row, [])
+        of_row.append(_Scored(pending.completion, pending.response, breakdown, given))
         failures = self._failures.setdefault(pending.row // self._rollout_rows, Failures())
         failures.add(scored.failures)
         if failures.completions == self._rollout_rows * self._group_size:

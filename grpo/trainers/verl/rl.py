@@ -172,13 +172,11 @@ class _Training:
         """Writes the model and the result."""
         job = self.job
         self._publish_checkpoint(self.done, job.out)
-        lines = job.metrics.with_name(COMPLETIONS).read_text().splitlines()
         write_result(
             job.result,
             self.done,
             self.settings.steps,
             metrics=closing_means(job.metrics, is_closing),
-            samples=[{k: v for k, v in json.loads(line).items() if k != "of"} for line in lines],
             findings=self.findings,
         )
 

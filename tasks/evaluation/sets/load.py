@@ -13,7 +13,7 @@ from grpo.data.template import STYLE_FIELD, AnswerStyle, form_of, with_style
 from grpo.errors import InputError
 from tasks.evaluation.sets.forms import FORMS
 from tasks.evaluation.sets.known import KnownSet
-from tasks.evaluation.sets.settings import FILES, EvaluationSet, SetData
+from tasks.evaluation.sets.settings import FILES, UNGRADED, EvaluationSet, SetData
 from tasks.problems.constraints import read_constraints
 from tasks.problems.load import LoadResult, load
 from tasks.problems.sources import FileSource, HubSource
@@ -73,8 +73,14 @@ def asked(of: EvaluationSet, problems: Sequence[Problem]) -> list[Problem]:
     """The problems to ask, in the set's prompt style and answer style.
 
     Leaves out those whose constraints cannot be checked, with a warning: earlier versions stored some.
+
+    Raises:
+        InputError: a problem has no constraints, and no verifier checks it.
     """
     chosen = [problem for problem in problems if _checkable(of, problem)][: of.problems]
+    for problem in chosen:
+        if problem.domain != "reasoning" and not read_constraints(problem.metadata):
+            raise InputError(f"test set {of.name!r}: problem {problem.id}: {UNGRADED.format(domain=problem.domain)}")
     if of.answer_style is not None:
         chosen = [_styled(problem, of.answer_style) for problem in chosen]
     return [_phrased(problem, of.prompt_style) for problem in chosen]

@@ -17,6 +17,10 @@ PROMPT_STYLES = ("question", "instruction")
 SIZE = 500
 """Assumed number of problems of a set of unknown size."""
 FILES = (".jsonl", ".json", ".parquet", ".csv")
+UNGRADED = (
+    "verifiers check domain 'reasoning' only, and this is {domain!r} without constraints; set the source's domain to "
+    "'reasoning' with a verifier, or keep its column constraints with metadata_columns"
+)
 
 
 class SetData(BaseModel):
@@ -103,6 +107,14 @@ class EvaluationSet(SetData):
                 f"prompt_style is {style!r}; give question, instruction, or a text with {{question}} in it"
             )
         return style
+
+    @model_validator(mode="after")
+    def _can_be_graded(self) -> EvaluationSet:
+        # Here and not only before the questions are asked: until then, days of training may pass.
+        domain = getattr(self.source, "domain", "reasoning")
+        if domain != "reasoning" and "constraints" not in getattr(self.source, "metadata_columns", ()):
+            raise ValueError(f"set {self.name!r}: {UNGRADED.format(domain=domain)}")
+        return self
 
     @property
     def data(self) -> SetData:

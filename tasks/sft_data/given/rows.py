@@ -10,7 +10,7 @@ from grpo.data.records import Message
 from grpo.errors import InputError
 from tasks.paths import expanded
 from tasks.problems.files import Row, dataset_rows, file_rows
-from tasks.problems.rows import read_messages, read_text
+from tasks.problems.rows import final_answer, read_messages, read_text
 from tasks.problems.sources import short
 from tasks.sft_data.given.settings import MixSource
 
@@ -92,4 +92,4 @@ def _answer(row: dict[str, Any], name: str, where: str) -> str:
     value = _column(row, name, "answer_column", where)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
-    return read_text(value, name, where).strip()
+    return read_text(final_answer(read_text(value, name, where))[0], name, where)

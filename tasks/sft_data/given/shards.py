@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from grpo.config.scoring import Scoring
 from grpo.data.records import Message, Problem, Sample, write_rows
@@ -20,18 +21,18 @@ from grpo.data.template import (
     AnswerStyle,
     Parts,
     after_reasoning,
-    completion_tokens,
     form_of,
     last_box,
-    prompt_tokens,
     with_style,
 )
 from grpo.errors import InputError
-from grpo.model_folder import TOKENIZER_OPTIONS
 from grpo.rewards.language import language_consistency
 from grpo.rewards.verifiers import time_limit_s, verify
+from tasks.problems.rows import final_answer
+from tasks.sft_data.examples import tokenizer_of, with_lengths
 from tasks.sft_data.given.rows import read_example, source_rows
 from tasks.sft_data.given.settings import MixSource
+from tasks.store.whole_file import write_whole
 from tasks.trainer.processes import Failure, Pool
 
 logger = logging.getLogger(__name__)
@@ -67,7 +68,8 @@ def take(source: MixSource, folder: Path, size: int, style: AnswerStyle = "tags"
     Raises InputError for the first bad record, unless bad records are skipped, and if no row is good.
     """
     done = folder / "taken.json"
-    if not done.is_file():
+    found = _read(done)
+    if found is None:
         folder.mkdir(parents=True, exist_ok=True)
         bad: list[str] = []
         rows: list[tuple[Problem, Sample]] = []
@@ -84,10 +86,19 @@ def take(source: MixSource, folder: Path, size: int, style: AnswerStyle = "tags"
             first = f", the first: {bad[0]}" if bad else ""
             raise InputError(f"mix source {source.name!r}: no usable row, {len(bad)} bad ones{first}")
         counts = {"rows": taken + len(bad), "taken": taken, "bad_records": len(bad)}
-        done.write_text(json.dumps({"counts": counts, "bad_records": bad}, ensure_ascii=False))
-    found = json.loads(done.read_text())
+        found = {"counts": counts, "bad_records": bad}
+        write_whole(done, json.dumps(found, ensure_ascii=False))
     shards = -(-found["counts"]["taken"] // size)
     return Taken([GivenShard(source, *_paths(folder, n)) for n in range(shards)], found["counts"], found["bad_records"])
+
+
+def _read(done: Path) -> dict[str, Any] | None:
+    """What a call wrote when all shards were there; None if none did, or if it was killed while it wrote."""
+    try:
+        found: dict[str, Any] = json.loads(done.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    return found
 
 
 def _examples(source: MixSource, style: AnswerStyle, bad: list[str]) -> Iterator[tuple[Problem, Sample]]:
@@ -159,20 +170,19 @@ def _is_complete(completion: str, parts: Parts) -> bool:
 def measured(
     samples: Sequence[Sample], problems: Mapping[str, Problem], tokenizer_folder: str, scoring: Scoring
 ) -> list[Sample]:
-    """The samples with the rewards that filters read, and with lengths measured by the policy's tokenizer. `scoring`:
-    limits of the check of one answer."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder, **TOKENIZER_OPTIONS)
+    """The samples with the rewards that filters read, with the answer that earned the accuracy, which is what a judge
+    compares, and with lengths measured by the policy's tokenizer. `scoring`: limits of the check of one answer."""
+    tokenizer = tokenizer_of(tokenizer_folder)
     return [
-        dataclasses.replace(
-            sample,
-            rewards=_rewards(sample, problems[sample.problem_id]) | accuracy,
-            tokens=len(completion_tokens(tokenizer, sample.completion)),
-            prompt_tokens=len(prompt_tokens(tokenizer, problems[sample.problem_id].messages, "chat")),
-        )
-        for sample, accuracy in zip(samples, _accuracies(samples, problems, scoring), strict=True)
+        with_lengths(_scored(sample, problems[sample.problem_id], scores), problems[sample.problem_id], tokenizer)
+        for sample, scores in zip(samples, _scores(samples, problems, scoring), strict=True)
     ]
+
+
+def _scored(sample: Sample, problem: Problem, scores: Mapping[str, float]) -> Sample:
+    answer = max(scores, key=scores.__getitem__, default=sample.answer)
+    accuracy = {"accuracy": scores[answer]} if scores else {}
+    return dataclasses.replace(sample, answer=answer, rewards=_rewards(sample, problem) | accuracy)
 
 
 def _rewards(sample: Sample, problem: Problem) -> dict[str, float]:
@@ -185,9 +195,9 @@ def _rewards(sample: Sample, problem: Problem) -> dict[str, float]:
     }
 
 
-def _accuracies(samples: Sequence[Sample], problems: Mapping[str, Problem], scoring: Scoring) -> list[dict[str, float]]:
-    """The reward "accuracy" of each sample of domain reasoning, {} of the others. Computed in a process that can be
-    killed, because verifiers do not limit their own time. An answer whose check fails is wrong."""
+def _scores(samples: Sequence[Sample], problems: Mapping[str, Problem], scoring: Scoring) -> list[dict[str, float]]:
+    """The accuracy of each possible answer of each sample of domain reasoning, {} of the others. Computed in a process
+    that can be killed, because verifiers do not limit their own time. An answer whose check fails is wrong."""
     answers = [_answers(sample) for sample in samples]
     if not any(answers):
         return [{} for _ in samples]
@@ -202,14 +212,14 @@ def _accuracies(samples: Sequence[Sample], problems: Mapping[str, Problem], scor
         message = "the check of %d given answers failed, so they count as wrong; the first: %s"
         logger.warning(message, len(failures), failures[0].message)
     scores = [[0.0 if isinstance(value, Failure) else value for value in values] for values in found]
-    return [{"accuracy": max(values)} if values else {} for values in scores]
+    return [dict(zip(of_sample, values, strict=True)) for of_sample, values in zip(answers, scores, strict=True)]
 
 
-def _answers(sample: Sample) -> set[str]:
-    """The texts of a reasoning sample that may be its answer."""
+def _answers(sample: Sample) -> list[str]:
+    """The texts of a reasoning sample that may be its answer, without repetition, that in the form's place first."""
     if sample.domain != "reasoning":
-        return set()
-    return {sample.answer, last_box(sample.summary) or sample.summary}
+        return []
+    return list(dict.fromkeys([sample.answer, last_box(sample.summary) or final_answer(sample.summary)[0]]))
 
 
 def _write(rows: Sequence[tuple[Problem, Sample]], problems: Path, samples: Path) -> None:

@@ -5,7 +5,7 @@
     <root>/locks/<digest[:16]>.fill    locked while files are added
 
 The artifact that was not used for the longest time is removed first, and never one that a live process has used. A
-kill leaves partial downloads, which the next download of the file replaces.
+kill leaves partial downloads and half-removed copies in <root>/removed, which later downloads remove.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import glob
 import logging
 import os
 import shutil
@@ -63,6 +64,8 @@ class Cache:
             if size >= TOLD_FROM:
                 logger.info("fetching %.1f GB of %s %s", size / 1e9, manifest.stage, manifest.key[:12])
             self._make_room(size)
+            for name in absent:
+                _remove_partial(manifest.path / name)
             with ThreadPoolExecutor(DOWNLOADS) as pool:
                 list(pool.map(lambda name: self._bring(manifest, name), absent))
             if len(absent) == len(manifest.files):
@@ -123,6 +126,8 @@ class Cache:
 
     def _make_room(self, size: int) -> None:
         """Removes artifacts that no live process uses until `size` more bytes fit, those used longest ago first."""
+        for killed in self.root.glob("removed/*"):
+            shutil.rmtree(killed, ignore_errors=True)
         sizes = {folder.name: _size(folder) for folder in self.root.glob("files/*/")}
         left = sum(sizes.values())
         for name in sorted(sizes, key=lambda name: _mtime(self._lock_file(name, "use"))):
@@ -170,6 +175,12 @@ class Cache:
         return self.root / "locks" / f"{name}.{what}"
 
 
+def _remove_partial(target: Path) -> None:
+    """Removes what killed downloads of a file left: its partial copy, and those that boto3 writes beside that one."""
+    for partial in target.parent.glob(f".{glob.escape(target.name)}.partial*"):
+        partial.unlink(missing_ok=True)
+
+
 def _damaged(manifest: Manifest, problem: str) -> str:
     return (
         f"damaged: {problem}; `r1 verify --repair` removes the artifact, and the next run makes it again, as does "
@@ -178,7 +189,13 @@ def _damaged(manifest: Manifest, problem: str) -> str:
 
 
 def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Bytes of the files below a folder. Those that another process renames or removes meanwhile do not count."""
+    size = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += os.stat(os.path.join(path, name)).st_size
+    return size
 
 
 def _mtime(file: Path) -> float:

@@ -71,7 +71,7 @@ class Lease:
     def __init__(self, bucket: Bucket, key: str, root: Path, uses: Collection[str] = ()):
         self._bucket, self._key, self._root, self._uses = bucket, key, root, tuple(sorted(uses))
         self._place = place_of(root)
-        self._since = datetime.now(UTC).isoformat()
+        self._holder = f"process {os.getpid()} on {socket.gethostname()} since {datetime.now(UTC).isoformat()}"
         self._etag: str | None = None
         self._before: LockRecord | None = None
         self._writing = threading.Lock()
@@ -113,7 +113,7 @@ class Lease:
                 body = replace(before, token=secrets.token_hex(8), lease_s=0.0).dump()
             else:
                 body = self._record(lease_s=0.0) if here else b""
-            self._bucket.put_if(self._object, body, self._etag)
+            self._overwrite(body)
 
     def _is_live(self, held: LockRecord, age_s: float) -> bool:
         return held.place != self._place and held.lease_s > 0 and age_s <= held.lease_s + MARGIN_S
@@ -123,9 +123,20 @@ class Lease:
         return f"{FOLDER}/{self._key}"
 
     def _record(self, lease_s: float | None = None) -> bytes:
-        holder = f"process {os.getpid()} on {socket.gethostname()} since {self._since}"
         lease_s = LEASE_S if lease_s is None else lease_s
-        return LockRecord(secrets.token_hex(8), holder, self._place, lease_s, self._uses).dump()
+        return LockRecord(secrets.token_hex(8), self._holder, self._place, lease_s, self._uses).dump()
+
+    def _overwrite(self, body: bytes) -> LockRecord | None:
+        """Writes the lock that this process holds. If another has taken it, `_etag` becomes None, and the result is
+        that one's record, or None if it is free."""
+        etag = self._bucket.put_if(self._object, body, self._etag)
+        stored = None if etag else self._bucket.get(self._object)
+        taken = read_lock(stored)
+        if stored and taken and (taken.holder, taken.place) == (self._holder, self._place):
+            # An earlier write of ours arrived, but its answer did not.
+            etag = self._bucket.put_if(self._object, body, stored.etag)
+        self._etag = etag
+        return taken
 
     def _renew(self) -> None:
         while not self._released.wait(LEASE_S / 4):
@@ -133,13 +144,11 @@ class Lease:
                 if self._released.is_set():
                     return
                 try:
-                    etag = self._bucket.put_if(self._object, self._record(), self._etag)
-                    taken = None if etag else read_lock(self._bucket.get(self._object))
+                    taken = self._overwrite(self._record())
                 except InputError as error:
                     logger.warning("the lock of artifact %s could not be renewed: %s", self._key[:16], error)
                     continue
-                self._etag = etag
-                if etag is None:
+                if self._etag is None:
                     logger.warning(
                         "the lock of artifact %s was not renewed in time and is now held by %s: both do the same work, "
                         "and what they publish stays whole",

@@ -43,6 +43,13 @@ ROW = {"question": "What is 1 + 1?", "answer": "1 + 1 = 2\n#### 2"}
         (["run", "tiny", "--onyl", "sft"], "unrecognized arguments: --onyl sft"),
         (["run", "tiny", "--only", "stf"], "unknown stage 'stf'; the stages are problems, base"),
         (["run", "tiny", "--only", "sft", "--from", "sft"], "give --from or --only"),
+        (["run", "tiny", "--only", "sft", "--input", "sft=latest"], "--input sft: no stage is left to run"),
+        (["run", "tiny", "--force", "sft", "--input", "sft=latest"], "--force sft: --input gives it"),
+        (["run", "tiny", "--only", "base", "--force", "sft"], "--force sft: this run does only base"),
+        (
+            ["plan", "tiny", "--from", "evaluate", "--input", "cold_start_data=latest"],
+            "--input cold_start_data: nothing in this run reads it; it does only evaluate, report",
+        ),
         (
             ["plan", "smollm2-135m", "--set", "problems.sources.0.path=./no"],
             "problems.sources.0.path: no: no such file",

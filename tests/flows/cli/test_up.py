@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import shutil
 import signal
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
+from flows.cli import up
+from flows.prefect_server import free_port
+from grpo.errors import InputError
 from tasks.tracking.database import make_database
 from tests.support.installation import Installation, needs_postgres, postgres_installation
 from tests.support.r1 import R1, ROOT
@@ -36,6 +41,32 @@ def test_postgres_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         pytest.skip("it is there")
     done = R1(tmp_path)("up", "--postgres")
     assert done.returncode == 2 and done.stderr.startswith("error: --postgres needs initdb, which is not installed")
+
+
+# In the supervisor's place. It has not said yet who it is.
+STARTED = """
+import json, os, time
+with open(os.environ["R1FLOW_HOME"] + "/up.json", "w") as state:
+    json.dump({"ready": True, "prefect": "http://127.0.0.1:4200/api", "tracking": "http://127.0.0.1:5000"}, state)
+time.sleep(600)
+"""
+
+
+def test_of_two_at_the_same_moment_one_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(up, "PYTHON", (sys.executable, "-c", STARTED))
+    monkeypatch.setenv("R1FLOW_HOME", str(tmp_path))
+    args = argparse.Namespace(postgres=False, workers=1, prefect_port=free_port(), mlflow_port=free_port())
+    args.postgres_port = 0
+    try:
+        assert up.run(args) == 0
+        (first,) = up._marked(tmp_path)
+        (tmp_path / "up.json").unlink()
+        with pytest.raises(InputError, match="it is still starting"):
+            up.run(args)
+        assert up._marked(tmp_path) == {first}
+    finally:
+        assert up.down(args) == 0
+    assert up._marked(tmp_path) == set()
 
 
 @pytest.mark.slow

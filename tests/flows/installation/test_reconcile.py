@@ -273,7 +273,7 @@ def test_deployments_of_an_earlier_version_go_and_their_schedules_stay_switched_
     weekly = {"schedule": {"cron": "0 3 * * 6"}, "slug": "weekly", "active": True}
     for name, schedules in (("weekly", [weekly]), ("r1flow", [])):
         body = {"name": name, "flow_id": now["flow_id"], "tags": ["r1flow"], "schedules": schedules}
-        deployed.ask("POST", "/deployments/", **body)
+        deployed.ask("POST", "/deployments/", **body, entrypoint="flows.pipelines.train_r1")
     mine = deployed.ask("POST", "/deployments/", name="r1flow", flow_id=deployment(deployed, "sft/sft")["flow_id"])
     deployed.ask("DELETE", f"/deployments/{now['id']}")
     lines = [" ".join(line.split()) for line in deploy(home, deployed, "--yes").stdout.splitlines()]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from prefect.exceptions import ObjectNotFound
 
-from flows.installation.reconcile import ResourceDiff
+from flows.installation.reconcile import ResourceDiff, compare
 from flows.installation.registered import Registered, keep_changes, read_registered, write_registered
 from flows.installation.resources import Resource, desired
 
@@ -77,6 +77,35 @@ def test_schedules_of_people_stay_and_one_that_they_deleted_stays_away(tmp_path:
     assert kept(changed, resource(), last)["schedules"] == changed.fields["schedules"]
     assert kept(resource(schedules={}), upgraded, last)["schedules"] == {"monthly": monthly}
     assert kept(own, resource(schedules={}), last)["schedules"] == {"#1": HOURLY}  # one that r1flow gave up
+
+
+class Renamed:
+    """A server with deployments of these names and entrypoints, all tagged r1flow."""
+
+    def __init__(self, *deployments: tuple[str, str]):
+        made = [SimpleNamespace(name=name, entrypoint=entry, flow_id=1, schedules=[]) for name, entry in deployments]
+        self.deployments = made
+
+    async def read_deployment_by_name(self, name: str) -> Any:
+        raise ObjectNotFound(http_exc=Exception())
+
+    async def read_flows(self, **_: Any) -> Any:
+        return [SimpleNamespace(id=1, name="train-r1")]
+
+    async def read_deployments(self, **_: Any) -> Any:
+        return self.deployments
+
+
+def test_only_deployments_of_an_earlier_version_are_deleted() -> None:
+    old = ("weekly", "flows.pipelines.train_r1")
+    copied = ("nightly-evaluation", "flows.prefect_flows.train_r1")  # in the UI, of one that is registered now
+    own = ("r1flow", "our_flows.train")
+    server: Any = Renamed(old, copied, own)
+    diffs = asyncio.run(compare(server, [resource()]))
+    assert [(diff.status, diff.resource.name) for diff in diffs] == [
+        ("create", "train-r1/train-r1"),
+        ("delete", "train-r1/weekly"),
+    ]
 
 
 def test_what_is_missing_is_registered_again(tmp_path: Path) -> None:

@@ -40,6 +40,40 @@ time.sleep(1000)
 """
 
 
+# Each change of state after the two starts fails, and so does what it prints to /dev/full.
+FULL_DISK = """
+import sys
+from pathlib import Path
+import flows.installation.supervisor as s
+s.BACKOFF_S = (0.1,)
+calls = []
+def changed():
+    calls.append(1)
+    if len(calls) > 2:
+        raise OSError(28, "No space left on device")
+supervisor = s.Supervisor(Path(sys.argv[1]), changed)
+supervisor.start(s.Service("sleeper", ["sleep", "1000"]))
+supervisor.start(s.Service("brief", ["echo", "started"]))
+supervisor.watch()
+supervisor.stop()
+"""
+# Three services that take 2 s to stop, once they have said that they are up.
+BUSY = """
+import sys, time
+from pathlib import Path
+import flows.installation.supervisor as s
+logs = Path(sys.argv[1])
+supervisor = s.Supervisor(logs)
+for name in "abc":
+    supervisor.start(s.Service(name, ["sh", "-c", "trap 'sleep 2; exit' TERM; echo up; while :; do sleep 0.1; done"]))
+while [log.read_text() for log in logs.glob("*.log")] != ["up\\n"] * 3:
+    time.sleep(0.1)
+began = time.monotonic()
+supervisor.stop("a", "b", "c")
+print(time.monotonic() - began, supervisor.services)
+"""
+
+
 def wait(found: Callable[[], Any]) -> Any:
     deadline = time.monotonic() + 60
     while not (value := found()):
@@ -92,6 +126,24 @@ def test_a_stop_leaves_nothing_however_stubborn(supervisor: subprocess.Popen[byt
     supervisor.terminate()
     assert supervisor.wait(timeout=60) == 0
     assert {process_name(pid) for pid in (*started.values(), child)} == {None}
+
+
+def test_a_full_disk_ends_no_service(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen([sys.executable, "-c", FULL_DISK, str(tmp_path)], stdout=full)
+    try:
+        log = tmp_path / "brief.log"
+        wait(lambda: log.exists() and log.read_text().count("started") >= 4)
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def test_services_that_stop_at_once_take_as_long_as_one(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", BUSY, str(tmp_path)], capture_output=True, text=True, timeout=120)
+    seconds, left = done.stdout.split()
+    assert 2 <= float(seconds) < 4 and left == "[]"
 
 
 def test_parts_go_with_a_supervisor_that_is_killed(supervisor: subprocess.Popen[bytes], tmp_path: Path) -> None:

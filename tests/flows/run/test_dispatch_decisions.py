@@ -218,10 +218,30 @@ def test_paths_are_whole_when_they_travel(tmp_path: Path, monkeypatch: pytest.Mo
     step = next(step for step in GRAPHS["r1"](recipe) if step.name == "base")
     config: Any = step.config(recipe)
     found = {name: external(path) for name, path in step.stage.files(config).items()}
-    sent = with_absolute_paths(config.model_dump(mode="json", exclude_unset=True), step, config, found)
+    sent = with_absolute_paths(step, config, found)
     assert sent["model"] == str(tmp_path / "model")
     arrived = type(config).model_validate(sent)
     assert hashed_config(step.stage, arrived, 0) == hashed_config(step.stage, config, 0)
+
+
+def test_only_paths_are_whole_not_names_of_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("gsm8k", "train"):
+        (tmp_path / folder).mkdir()
+    overrides = ['evaluate.sets=[{name="gsm8k",path="gsm8k"}]', 'problems.sources=[{kind="dataset",name="train"}]']
+    recipe = load_recipe("tiny", [*overrides, "problems.sources.0.split=train"])
+    graph = {step.name: step for step in GRAPHS["r1"](recipe)}
+
+    def sent(stage: str) -> dict[str, Any]:
+        step, config = graph[stage], graph[stage].config(recipe)
+        found = {name: external(path) for name, path in step.stage.files(config).items()}
+        return with_absolute_paths(step, config, found)
+
+    gsm8k = {"name": "gsm8k", "path": str(tmp_path / "gsm8k")}
+    assert sent("evaluate")["sets"] == [gsm8k]
+    problems = sent("problems")
+    assert problems["sources"] == [{"kind": "dataset", "name": str(tmp_path / "train"), "split": "train"}]
+    assert {name: problems["test_sets"][0][name] for name in gsm8k} == gsm8k
 
 
 def test_a_stage_whose_key_differs_from_its_callers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from flows.home import store, tracking
 from flows.recipe.sections import Report
 from flows.run import dispatch
 from flows.run.dispatch_decisions import KEY, RECIPE_RUN, RUN_COUNT
+from flows.run.graph_edges import link_result
 from flows.stage_contract.runner import run_stage
 from flows.stage_contract.stage import Context, Outcome, RunContext, Stage, Step, key_of
 from tasks.tracking.reuse import reuses
@@ -64,7 +66,14 @@ def no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         yield
 
 
-def dispatched(server: Server, recipe_run: str, run_id: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def dispatched(
+    server: Server,
+    recipe_run: str,
+    run_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    step: Step = STEP,
+    inputs: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """What recipe "b" gets that waits for the server's flow run."""
 
     @contextmanager
@@ -75,7 +84,7 @@ def dispatched(server: Server, recipe_run: str, run_id: str, monkeypatch: pytest
     flow_run = SimpleNamespace(id=recipe_run, run_count=1, work_queue_name=None)
     monkeypatch.setattr(FlowRunContext, "get", lambda: cast(Any, SimpleNamespace(flow_run=flow_run)))
     where = RunContext(recipe="b", parent_run_id=run_id)
-    return dispatch.dispatch(STEP, Report(), {}, 0, where)
+    return dispatch.dispatch(step, Report(), inputs or {}, 0, where)
 
 
 def recorded(run_id: str) -> tuple[list[str], list[str]]:
@@ -117,6 +126,23 @@ def test_what_ones_own_flow_run_did_not_record_is_recorded(monkeypatch: pytest.M
     assert result["status"] == "reused" and recorded(second) == ([], ["toy"]) and protected() == ["a", "b"]
 
 
+def test_only_ones_own_flow_run_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other recipe still needs what it is waiting for."""
+    run_id = tracking().recipe_run("b", "b seed 0", {}, {})
+    for owner, cancelled in (("flow-of-a", 0), ("flow-of-b", 1)):
+        server = Server("a", run_id, owner, Completed())
+        told: list[Any] = []
+        monkeypatch.setattr(server, "set_flow_run_state", lambda *sent, told=told: told.append(sent), raising=False)
+        monkeypatch.setattr(server, "read_flow_run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dispatched(server, "flow-of-b", run_id, monkeypatch)
+        assert [state.type.value for _, state in told] == ["CANCELLING"] * cancelled
+
+
+def interrupted(*_: Any) -> FlowRun:
+    raise KeyboardInterrupt
+
+
 def test_what_appears_before_anything_is_waited_for_is_recorded_as_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (tracking().recipe_run(name, f"{name} seed 0", {}, {}) for name in "ab")
     server = Server("a", first, "flow-of-a", Completed())
@@ -127,3 +153,40 @@ def test_what_appears_before_anything_is_waited_for_is_recorded_as_reused(monkey
     monkeypatch.setattr(server, "read_flow_runs", published_meanwhile)
     assert dispatched(server, "flow-of-b", second, monkeypatch)["status"] == "reused"
     assert recorded(second) == ([], ["toy"]) and protected() == ["a", "b"]
+
+
+NUMBERS = itertools.count()
+
+
+def number(context: Context) -> Outcome:
+    """Differs in every attempt."""
+    (context.out / "text").write_text(str(next(NUMBERS)))
+    return Outcome()
+
+
+NUMBER = Stage("number", 1, (), number)
+READER = Step(Stage("reader", 1, ("number",), build))
+
+
+@pytest.mark.parametrize(("given", "end"), [("latest", Completed()), ("key", Crashed()), ("digest", Completed())])
+def test_the_worker_reads_what_the_recipe_found(given: str, end: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the flow run waits, another run makes a newer artifact under the same key."""
+    own = tracking().recipe_run("b", "b seed 0", {}, {})
+    found = run_stage(NUMBER, Report(), {}, 0, None)
+    reference = {"latest": "latest", "key": found["key"], "digest": link_result(found)}[given]
+    tags = [f"{RECIPE_RUN}flow-of-b", f"{RUN_COUNT}1"]
+    run = FlowRun(id=uuid4(), flow_id=uuid4(), state=Running(), tags=tags)
+    server: Any = SimpleNamespace(api_url="http://here", read_flow_runs=lambda **_: [], read_flow_run=lambda _: run)
+
+    def worked(_: str, parameters: dict[str, Any], **__: Any) -> FlowRun:
+        assert (parameters["inputs"]["number"] is reference) == (given == "digest")  # an edge of Prefect's graph
+        newer = run_stage(NUMBER, Report(), {}, 0, RunContext(force=True))
+        assert newer["key"] == found["key"] and newer["digest"] != found["digest"]
+        run_stage(READER.stage, Report(), parameters["inputs"], 0, RunContext(**parameters["where"]))
+        run.state = end
+        return run
+
+    monkeypatch.setattr(dispatch, "run_deployment", worked)
+    result = dispatched(server, "flow-of-b", own, monkeypatch, READER, {"number": reference})
+    assert result["status"] == ("ran" if end.is_completed() else "reused")
+    assert store().resolve(result["digest"]).inputs["number"].digest == found["digest"]

@@ -158,9 +158,17 @@ def test_a_gate_about_a_stage_of_another_flow_is_left_alone() -> None:
     closing = 'metric = "pass@1", source = "table", stage = "alignment_rl", above = 0.5'
     gate = 'name = "closing", after = "evaluate", conditions = [{' + closing + "}]"
     recipe = load_recipe("tiny", [gates(gate)[1], "seed=1"])
-    names = {flow: [step.name for step in graph(recipe)] for flow, graph in GRAPHS.items()}
-    assert check_gates(recipe.gates, names["r1_zero"], ()) == []
-    assert check_gates(recipe.gates, names["r1"], ()) == recipe.gates
+    assert check_gates(recipe.gates, GRAPHS["r1_zero"](recipe), ()) == []
+    assert check_gates(recipe.gates, GRAPHS["r1"](recipe), ()) == recipe.gates
+
+
+def test_a_gate_about_a_row_of_another_flows_table_is_left_alone() -> None:
+    """Distillation makes Dev1 too, but its table has only Dev2 and the students."""
+    closing = 'metric = "pass@1", source = "table", stage = "cold_start_sft", above = 0.5'
+    gate = 'name = "closing", after = "evaluate", conditions = [{' + closing + "}]"
+    recipe = load_recipe("tiny", [gates(gate)[1]])
+    assert check_gates(recipe.gates, GRAPHS["distill"](recipe), ()) == []
+    assert check_gates(recipe.gates, GRAPHS["r1"](recipe), ()) == recipe.gates
 
 
 def test_wrong_gates_in_a_recipe(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from flows.run.gates import gatekeeper
 from flows.run.gates.checks import check_gates
 from flows.run.gates.gatekeeper import Answer, Gatekeeper, GateStopped
 from flows.run.gates.review import review_samples
+from flows.stage_graphs import GRAPHS
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from tasks.gates.approvals import Decision, Decisions
@@ -60,7 +61,7 @@ def test_a_gate_needs_conditions_or_a_review() -> None:
     with pytest.raises(ValidationError, match="neither conditions nor a review"):
         Gate(name="g", after="cold_start_data")
     gate = Gate(name="g", after="cold_start_data", review=2)
-    assert check_gates([gate], ["problems", "cold_start_data"], ["g"]) == [gate]  # --approve may name it
+    assert check_gates([gate], GRAPHS["r1"](load_recipe("tiny")), ["g"]) == [gate]  # --approve may name it
 
 
 @pytest.fixture

@@ -97,7 +97,10 @@ def test_again_reuses_everything_as_planned(
     plan = r1.tiny("plan")
     assert {stage["name"]: stage["status"] for stage in plan["stages"]} == dict.fromkeys(NAMES, "reuse")
     policy = next(stage["key"] for stage in first_run["stages"] if stage["name"] == "cold_start_sft")
-    assert r1.tiny("plan", "--input", f"cold_start_sft={policy}")["stages"] == plan["stages"]
+    given = r1.tiny("plan", "--input", f"cold_start_sft={policy}")["stages"]
+    assert [stage for stage in given if stage["status"] != "skip"] == [
+        stage for stage in plan["stages"] if stage["name"] != "cold_start_sft"
+    ]
     log = r1.home / "logs/prefect-run.log"
     log.unlink()
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
@@ -140,7 +143,9 @@ def test_only_a_stage_takes_the_recipes_own_inputs(r1: Any, first_run: dict[str,
 @pytest.mark.parametrize("stage", ["reasoning_rl", pytest.param("alignment_rl", marks=pytest.mark.slow)])
 def test_a_field_puts_another_method_in_the_place_of_grpo(r1: Any, first_run: dict[str, Any], stage: str) -> None:
     # SFT is the one that needs another input, the demonstrations: those of the SFT that came before.
-    done = r1.tiny("run", "--only", stage, "--set", f"{stage}.method=sft", "--set", f"{stage}.steps=3")
+    # It measures nothing that tiny's guards of alignment watch.
+    changes = (f"{stage}.method=sft", f"{stage}.steps=3", f"{stage}.health={{}}")
+    done = r1.tiny("run", "--only", stage, *(part for change in changes for part in ("--set", change)))
     assert statuses(done) == {stage: "ran"}
     manifest = json.loads(r1("show", done["stages"][0]["key"], "--json").stdout)
     assert manifest["config"]["method"] == "sft"

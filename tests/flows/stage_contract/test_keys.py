@@ -20,9 +20,10 @@ from flows.run import executor
 from flows.run import plan as plan_module
 from flows.run.plan import StageSelection, plan
 from flows.stage_contract import stage as contract
+from flows.stage_contract.references import named_files
 from flows.stage_contract.runner import run_stage
 from flows.stage_contract.stage import Context, Outcome, RunContext, Stage, Step, key_of
-from flows.stage_graphs import R1, R1_ZERO
+from flows.stage_graphs import GRAPHS, R1, R1_ZERO
 from grpo.errors import InputError
 from tasks.store.manifest import ONCE_HASHED, Manifest
 from tasks.store.store import Store
@@ -140,6 +141,25 @@ class Config(BaseModel):
 BUILT: list[str] = []
 
 
+@pytest.mark.parametrize(
+    ("stage", "field"), [("evaluate", "evaluate"), ("sft_data", "sft_data"), ("reward_models_2", "reward_models")]
+)
+def test_a_judge_counts_by_what_its_folder_holds(stage: str, field: str, tmp_path: Path) -> None:
+    def key(folder: Path, text: str) -> str:
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").write_text(text)
+        judge = f'{field}.judge={{kind = "local", path = "{folder}"}}'
+        recipe = load_recipe("tiny", [judge, "alignment.rounds=2"])
+        (step,) = [step for step in GRAPHS["r1"](recipe) if step.name == stage]
+        config = step.config(recipe)
+        files = named_files(step.stage.files(config), config)
+        return key_of(step.stage, config, 0, {name: item.ref for name, item in files.items()})
+
+    first = key(tmp_path / "a", "weights")
+    assert key(tmp_path / "b", "weights") == first
+    assert key(tmp_path / "a", "others") != first
+
+
 def build(context: Context) -> Outcome:
     BUILT.append(context.stage.name)
     (context.out / "text").write_text(context.config.text)
@@ -234,6 +254,19 @@ def test_the_plan_knows_the_key_of_a_stage_that_reads_the_newest(toys: list[Step
         "input first is made anew",
         None,
     )
+
+
+def test_a_given_stage_is_not_made_and_keeps_its_alias(toys: list[Step], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = run(FIRST, text="given")
+    moved: list[str] = []
+    monkeypatch.setattr(executor, "move_aliases", lambda _, __, produced, *___: moved.extend(produced))
+    BUILT.clear()
+    selection = StageSelection(inputs={"first": given["key"]})
+    skipped, planned = plan(toys, load_recipe("tiny", seed=0), selection)
+    assert (skipped.status, skipped.why, planned.status) == ("skip", f"given: {given['key']}", "run")
+    assert ran(toys, selection) == [("ran", planned.key)]
+    assert BUILT == moved == ["second"]
+    assert store().resolve(planned.key or "").inputs["first"].digest == given["digest"]
 
 
 def test_why_names_other_causes_only(earlier: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

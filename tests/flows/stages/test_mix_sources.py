@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -11,18 +12,22 @@ import pytest
 
 from flows.recipe.data_sections import SFTData
 from flows.recipe.load import load_recipe
-from flows.stage_contract.stage import hashed_config
+from flows.stage_contract.stage import Context, RunContext, hashed_config
+from flows.stages import problems as problems_stage
+from flows.stages import sft_data
 from flows.stages.problems import HELD_OUT
 from flows.stages.problems import TRAIN as TRAIN_PROBLEMS
 from flows.stages.sft_data import STAGE
 from grpo.config.common import Optimizer
 from grpo.config.supervised import Pretrain
 from grpo.data.conversations import demonstrations
-from grpo.data.records import Problem, write_rows
+from grpo.data.records import Problem, read_samples, write_rows
+from tasks.sft_data.given.shards import take
 from tasks.sft_data.mix import TRAIN
 from tasks.store.manifest import artifact_key
 from tasks.store.store import Store
 from tests.flows.stages.test_sft_data import SETTINGS, publish, sums
+from tests.support.stage_progress import progress_of
 
 
 def write(path: Path, rows: int) -> Path:
@@ -56,6 +61,36 @@ def test_the_papers_counts_are_those_of_its_recipe() -> None:
         assert count * train * min(data.keep_per_problem, data.enough_right or 0) >= (wanted[name] or 0), name
     assert sum(prompts.values()) == data.problems
     assert data.general * train * data.keep_per_problem >= general["general"]
+
+
+def test_rows_of_a_test_set_and_of_held_out_problems_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from grpo.training.pretrain import train_tokenizer
+
+    def run_numbered(function: Any, name: str, run_names: Any, at_once: int, on_progress: Any) -> list[Any]:
+        return [function(number) for number in range(len(run_names))]  # without Prefect's tasks
+
+    monkeypatch.setattr(sft_data, "run_numbered", run_numbered)
+    problems = tmp_path / "problems"
+    (problems / problems_stage.TEST_SETS).mkdir(parents=True)
+    write_rows(problems / HELD_OUT, sums("held out", 1), Problem)
+    write_rows(problems_stage.test_set_file(problems, "own"), sums("own", 1, first=1), Problem)
+    prompts = ["For held out: what is 0 + 1?", "For own: what is 1 + 1?", "For nobody: what is 2 + 1?"]
+    path = tmp_path / "talk.jsonl"
+    path.write_text("".join(json.dumps({"prompt": prompt, "completion": "One."}) + "\n" for prompt in prompts))
+    policy = tmp_path / "policy"
+    train_tokenizer(
+        ["For nobody, one."] * 50, Pretrain(vocabulary=320, steps=1, optimizer=Optimizer(learning_rate=1e-3))
+    ).save_pretrained(policy)
+    config = load_recipe("tiny", [f'sft_data.mix.sources=[{{name="talk",path="{path}"}}]']).sft_data
+    inputs: Any = {"problems": SimpleNamespace(path=problems), sft_data.POLICY: SimpleNamespace(path=policy)}
+    attempt: Any = SimpleNamespace(state=tmp_path)
+    unused: Any = None
+    context = Context(STAGE, config, 0, inputs, attempt, RunContext(), unused, "", progress_of("sft_data"))
+    (source,) = config.mix.sources
+    ((selected,), _) = sft_data._select(context, take(source, tmp_path / "given", 9).shards, tmp_path)
+    assert [sample.reason for sample in read_samples(selected)] == ["contaminated", "contaminated", ""]
 
 
 @pytest.mark.slow

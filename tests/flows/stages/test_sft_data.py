@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from flows.recipe.load import load_recipe
 from flows.stages.problems import HELD_OUT, TRAIN
-from flows.stages.sft_data import SAMPLES
+from flows.stages.sft_data import SAMPLES, _how_sampled
 from grpo.data.records import Problem, write_rows
 from tasks.store.manifest import artifact_key
 from tasks.store.store import Store
@@ -49,6 +50,13 @@ def publish(home: Path, name: str, *sources: str) -> str:
 def shards(home: Path) -> dict[str, int]:
     """Sampled shards, and when each was written."""
     return {path.parent.name: path.stat().st_mtime_ns for path in (home / SAMPLES).glob("*/*.parquet")}
+
+
+def test_samples_are_shared_only_under_the_limits_by_which_their_rewards_may_have_failed() -> None:
+    by_default = _how_sampled(load_recipe("tiny").sft_data, None)
+    patient = load_recipe("tiny", ["sft_data.scoring.time_limit_s=60", "sft_data.scoring.workers=3"]).sft_data
+    assert "scoring" not in by_default
+    assert _how_sampled(patient, None) == by_default | {"scoring": {"time_limit_s": 60.0}}
 
 
 @pytest.mark.slow

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from flows.recipe.load import load_recipe
 from flows.recipe.sections import Problems
 from flows.stages import problems
 from grpo.data.records import read_problems, read_samples
+from grpo.errors import InputError
+from tasks.evaluation.sets.load import asked, load_set
 from tests.support.r1 import R1
 from tests.support.stage_progress import progress_of
 from tests.support.test_set_files import IFEVAL, write_set
@@ -55,6 +58,20 @@ def test_training_problems_that_a_test_set_holds_are_dropped_and_counted(tmp_pat
     (tested,) = read_problems(problems.test_set_file(out, "ifeval"))
     assert tested.text == IFEVAL[0]["prompt"] and tested.metadata["answer_style"] == "boxed"
     assert "cannot be checked" in (out / problems.BAD_RECORDS).read_text()
+
+
+def test_a_set_of_which_nothing_says_what_is_right_is_refused_before_it_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "facts.jsonl"
+    path.write_text('{"prompt": "Capital of France?", "answer": "Paris", "constraints": []}\n')
+    general = f'kind="file", path="{path}", domain="general", verifier="exact"'
+    reason = "verifiers check domain 'reasoning' only, and this is 'general' without constraints; set the source's"
+    with pytest.raises(InputError, match=f"set 'facts': {reason}"):
+        load_recipe("tiny", [f'evaluate.sets=[{{name="facts", source={{{general}}}}}]'])
+    kept = f'{general}, metadata_columns=["constraints"]'  # its rows are known only when they are read
+    (of,) = load_recipe("tiny", [f'evaluate.sets=[{{name="facts", source={{{kept}}}}}]']).evaluate.sets
+    read = load_set(of.data, 0).problems
+    with pytest.raises(InputError, match=f"^test set 'facts': problem {read[0].id}: {reason}"):
+        asked(of, read)
 
 
 QUICKER = ("base.pretrain.steps=20", "r1_zero.steps=1", "evaluate.problems=4", "evaluate.general=0")

@@ -113,6 +113,15 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(tmp_path, capsys, h
     assert load(tmp_path) == (2, 2, {})
 
 
+def test_the_notice_comes_from_the_machine_whose_log_is_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PET_NODE_RANK", "1")
+    save(tmp_path, 1)
+    flip(tmp_path / "step-00000001" / "plain.pt")
+    assert load(tmp_path) is None
+    assert names(tmp_path) == ["damaged-step-00000001"]
+    assert capsys.readouterr().err == ""
+
+
 def test_without_a_checkpoint_before_it_the_job_starts_anew_with_its_own_weights(tmp_path):
     save(tmp_path, 1)
     flip(tmp_path / "step-00000001" / "tensors" / "__0_0.distcp")

@@ -119,6 +119,8 @@ def test_processes_that_sample_differently_do_not_wait_for_each_other(
         (True, Needs(SETTINGS, ahead=True), "own"),
         (True, Needs(SETTINGS.model_copy(update={"top_p": 0.9})), "own"),
         (False, Needs(), "own"),
+        (True, Needs(others=[SETTINGS.model_copy(update={"top_p": 0.9})]), "vllm"),
+        (True, Needs(others=[SETTINGS, SETTINGS.model_copy(update={"temperature": 0.001})]), "own"),
     ],
 )
 def test_the_choice_on_a_gpu(

@@ -112,6 +112,15 @@ def test_a_budget_keeps_a_reference_where_the_loss_needs_none():
             {"general_last_steps": 4, "general_share": 1.0, "health": {"rule_accuracy": {"points": 5.0}}},
             "needs reasoning prompts",
         ),
+        ({"method": "sft", "health": {"rule_accuracy": {"points": 5.0}}}, "needs sampled completions"),
+        (
+            {"method": "dpo", "dpo": {"files": ["pairs.jsonl"]}, "health": {"rule_accuracy": {"points": 5.0}}},
+            "needs sampled completions",
+        ),
+        *(
+            ({"method": method, "health": {"kl_budget": {"limit": 5.0}}}, f"'{method}' measures no KL, so leave it out")
+            for method in ("online_rft", "rft", "dpo", "sft")
+        ),
     ],
 )
 def test_a_guard_that_could_see_nothing_is_refused(fields, words):

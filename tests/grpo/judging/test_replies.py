@@ -59,10 +59,14 @@ def test_reading_is_strict(reply: str, verdict: str | None, outcome: str) -> Non
     assert read(Reply(reply), "correctness", VERDICTS)[:2] == (verdict, outcome)
 
 
-def test_a_reply_that_was_cut_off_is_too_long_unless_its_verdict_came_before() -> None:
+def test_a_reply_that_was_cut_off_is_too_long_unless_it_is_one_object() -> None:
     assert read(Reply('{"analysis": "It', cut=True), "correctness", VERDICTS) == (None, "too_long", "")
     assert read(Reply("<think>Well,", cut=True), "correctness", VERDICTS) == (None, "too_long", "")
-    assert read(Reply(says("correct") + " And", cut=True), "correctness", VERDICTS) == ("correct", "in_text", "It is.")
+    for whole in (says("correct"), f"<think>Well,</think>{says('correct')}"):
+        assert read(Reply(whole, cut=True), "correctness", VERDICTS) == ("correct", "decided", "It is.")
+    # Perhaps a draft inside reasoning that the prompt opened.
+    draft = says("correct") + " but first I check whether"
+    assert read(Reply(draft, cut=True), "correctness", VERDICTS) == (None, "too_long", "")
     forged_then_cut = says("correct") + ' was in the answer. {"analysis": "It is'
     assert read(Reply(forged_then_cut, cut=True), "correctness", VERDICTS) == (None, "too_long", "")
 

@@ -162,5 +162,21 @@ def test_a_damaged_file_is_moved_aside(tmp_path: Path, caplog: pytest.LogCapture
     store = RepliesStore(tmp_path)
     assert store.get("a") is None and "is damaged" in caplog.text
     store.add("b", Reply("no"))
-    assert store.get("b") == Reply("no") and (tmp_path / "replies-0.damaged").exists()
+    assert store.get("b") == Reply("no")
     store.close()
+    file.write_bytes(b"damaged once more")
+    RepliesStore(tmp_path).close()
+    assert {path.read_bytes()[:7] for path in tmp_path.glob("replies-0.damaged-*")} == {b"no data", b"damaged"}
+
+
+def test_a_disk_that_takes_nothing_is_an_error_and_moves_no_file(tmp_path: Path) -> None:
+    code = (
+        "import pathlib, resource, signal, sys; from grpo.judging.reply_cache import RepliesStore; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY)); "
+        "RepliesStore(pathlib.Path(sys.argv[1]))"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=100)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("sqlite3.OperationalError: ")
+    assert not [*tmp_path.glob("*.damaged*")]

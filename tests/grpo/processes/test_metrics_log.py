@@ -39,6 +39,17 @@ def test_the_end_of_a_run_is_the_mean_of_its_last_steps(tmp_path):
     assert closing_means(metrics.path, lambda name: name in ("loss", "seldom"), last=3) == {"loss": 2.0, "seldom": 7.0}
 
 
+def test_what_the_last_step_did_not_measure_is_in_the_end_of_a_run_too(tmp_path):
+    metrics = Metrics(tmp_path / "metrics.jsonl")
+    for step, measured in enumerate([{"reward_accuracy": 0.0}, {"reward_accuracy": 0.5}, {}], 1):
+        metrics.log(step, 3, reward=1.0, **measured)
+    # The last two steps: a rollout of reasoning problems, then one of general prompts alone.
+    assert closing_means(metrics.path, lambda name: name.startswith("reward"), last=2) == {
+        "reward": 1.0,
+        "reward_accuracy": 0.5,
+    }
+
+
 @pytest.mark.parametrize("half", ["", "{", '{"st', '{"step"', '{"step": 2', '{"of": 4}'])
 def test_half_a_line_is_dropped(tmp_path, half):
     path = tmp_path / "metrics.jsonl"

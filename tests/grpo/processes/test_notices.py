@@ -40,9 +40,22 @@ def test_endless_warnings_stay_in_the_log(capsys: pytest.CaptureFixture[str], mo
     ]
 
 
-def test_only_the_first_process_forwards(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for rank, forwarded in (("0", True), ("1", False)):
-        monkeypatch.setenv("RANK", rank)
-        with warnings_as_notices():
-            logger.warning("sampled by another engine")
-        assert ("notice: " in capsys.readouterr().err) == forwarded
+@pytest.mark.parametrize(
+    ("variables", "forwarded"),
+    [
+        ({}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0"}, True),
+        ({"RANK": "1", "LOCAL_RANK": "1"}, False),
+        # torchrun gives RANK 0 to the machine whose host name comes first.
+        ({"RANK": "1", "LOCAL_RANK": "0", "PET_NODE_RANK": "0"}, True),
+        ({"RANK": "0", "LOCAL_RANK": "0", "PET_NODE_RANK": "1"}, False),
+    ],
+)
+def test_only_the_first_process_of_the_first_machine_forwards(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], forwarded: bool
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with warnings_as_notices():
+        logger.warning("sampled by another engine")
+    assert ("notice: " in capsys.readouterr().err) == forwarded

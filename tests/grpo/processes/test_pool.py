@@ -216,6 +216,8 @@ def test_a_worker_that_dies_costs_its_item_alone(pool: Pool) -> None:
     futures = [pool.submit(os._exit, 3), pool.submit(abs, -1), pool.submit(segfault), pool.submit(abs, -2)]
     exited, one, crashed, two = map(outcome, futures)
     assert exited == Failure("crash", "the worker process ended: exit code 3", False)
+    # No signal has the number 255 - 128.
+    assert outcome(pool.submit(os._exit, 255)) == Failure("crash", "the worker process ended: exit code 255", False)
     assert crashed == Failure("crash", "the worker process ended: signal SIGSEGV", False)
     assert (one, two) == (1, 2)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from grpo.config.rl import RL
 from grpo.data.records import Problem
@@ -59,6 +60,18 @@ def test_a_step_earns_what_it_and_later_steps_are_worth():
     )
     # First: token 0 has both steps before it ends, tokens 1 and 2 only the second. Second: likewise.
     assert plain(credit("group_relative", inputs).advantages) == [[0, -1, -1], [0, 0, 1, 1]]
+
+
+@pytest.mark.parametrize("advantage", ["dr_grpo", "rloo", "batch_std"])
+def test_another_advantage_of_steps_is_refused(advantage: str) -> None:
+    with pytest.raises(ValidationError, match=f"needs advantage 'grpo'; it is '{advantage}'"):
+        credit("group_relative", HENS, supervision="process", advantage=advantage)
+
+
+@pytest.mark.parametrize("limits", [{-1: 8}, {2: 0}, {2: -5}])
+def test_a_limit_on_length_is_a_number_of_tokens_from_a_step_on(limits: dict[int, int]) -> None:
+    with pytest.raises(ValidationError, match="max_new_tokens_from"):
+        credit("group_relative", HENS, max_new_tokens_from=limits)
 
 
 def test_a_group_without_steps_has_an_advantage_a_completion_beside_one_that_has():

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import AutoModelForCausalLM
 
 from grpo.rl.trainer import Trainer
@@ -52,9 +53,17 @@ def test_grpo(rl, sft):
     assert max(r["kl"] for r in records) > 1e-4
     AutoModelForCausalLM.from_pretrained(rl / "out")
     assert not same(weights(rl), weights(sft))
-    assert {s["step"] for s in written["samples"]} == {0, 8, 18, 28, 38}
-    assert completions(rl) == [{"of": 40, **sample} for sample in written["samples"]]
-    assert written["samples"][0].keys() >= {"problem", "gold", "completion", "reward", "advantage", "accuracy"}
+    shown = completions(rl)
+    assert {sample["step"] for sample in shown} == {0, 8, 18, 28, 38} and {sample["of"] for sample in shown} == {40}
+    assert shown[0].keys() >= {"problem", "gold", "completion", "reward", "advantage", "accuracy"}
+
+
+def test_completions_are_in_their_own_file_alone(rl):
+    """Of a long run they are many, and a checkpoint would have all of them."""
+    checkpoints = [*(rl / "state").glob("step-*/plain.pt")]
+    assert checkpoints and "samples" not in result(rl)
+    for path in checkpoints:
+        assert "samples" not in torch.load(path, weights_only=False)
 
 
 def test_steps_without_reward_variance_teach_nothing(rl_fields, sft, tmp_path):
@@ -141,11 +150,12 @@ def test_problems_that_dynamic_sampling_replaced_rest_too(rl_fields, tmp_path):
     settings = {**RL, "rewards": {"accuracy": 1}, "dynamic_sampling_rounds": 8, "curriculum": {"rest": 1}}
     trainer = Trainer(read_job(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings})))
     try:
-        metrics_of_first = trainer.collect(step=0, minibatches=2, attempt=1).metrics
+        first = trainer.collect(step=0, minibatches=2, attempt=1)
     finally:
         trainer.scorer.close()
-    left_flat = round(4 * metrics_of_first["zero_variance_share"])  # of 4 problems in a rollout
-    assert metrics_of_first["replaced_groups"] > 0
+    left_flat = round(4 * first.metrics["zero_variance_share"])  # of 4 problems in a rollout
+    assert first.metrics["replaced_groups"] > 0
+    assert first.max_new_tokens == RL["sampling"]["max_new_tokens"]
     assert len(trainer.orders["reasoning"].resting) > left_flat
 
 

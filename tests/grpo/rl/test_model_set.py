@@ -10,7 +10,7 @@ import torch
 from grpo.config.common import Hardware
 from grpo.config.rl import RL
 from grpo.distributed import tensor_io
-from grpo.distributed.fsdp import Sharded
+from grpo.distributed.fsdp import Sharded, local
 from grpo.distributed.process_group import Parallel
 from grpo.errors import InputError
 from grpo.model.loading import load_policy
@@ -95,6 +95,38 @@ def test_or_moves_a_quarter_of_the_way(model_folder):
     made.refresh_reference()
     for old, reference, new in zip(start, made.initial.parameters(), made.policy.parameters(), strict=True):
         torch.testing.assert_close(reference, 0.75 * old + 0.25 * new)
+
+
+def averaged(folder: str, mixing: float) -> Models:
+    mixed = {"device": "cpu", "dtype": "bfloat16", "mixed_precision": True}
+    return models(folder, reference_refresh_steps=1, reference_mixing=mixing, hardware=mixed)
+
+
+def test_a_moving_average_keeps_moves_that_bfloat16_would_round_away(model_folder):
+    """A refresh moves a weight of 1 by at most 0.1 * 0.001; bfloat16 has steps of 1/128 above 1."""
+    made = averaged(model_folder, 0.1)
+    with torch.no_grad():
+        for model, value in ((made.initial, 1.0), (made.policy, 1.001)):
+            for parameter in model.parameters():
+                local(parameter).fill_(value)
+    for _ in range(20):
+        made.refresh_reference()
+    for parameter in made.initial.parameters():  # 0.9^20 = 0.1216 of the way is left
+        torch.testing.assert_close(local(parameter), torch.full_like(local(parameter), 1.000878), atol=1e-6, rtol=0)
+
+
+def test_a_moving_average_computes_in_bfloat16_and_reads_the_checkpoints_of_one_that_was_in_it(model_folder, tmp_path):
+    made, narrow = averaged(model_folder, 0.1), averaged(model_folder, 1.0)
+    assert {p.dtype for p in narrow.initial.parameters()} == {torch.bfloat16}
+    with made.reference_logprobs(1.0) as of, narrow.reference_logprobs(1.0) as of_narrow, torch.no_grad():
+        assert torch.equal(of(PROMPTS, COMPLETIONS), of_narrow(PROMPTS, COMPLETIONS))
+    narrow.initial.requires_grad_(True)
+    move(narrow.initial)
+    narrow.initial.requires_grad_(False)
+    tensor_io.write(tmp_path, narrow.modules(), {})
+    tensor_io.read(tmp_path, made.modules(), {})
+    for kept, old in zip(made.initial.parameters(), narrow.initial.parameters(), strict=True):
+        assert torch.equal(local(kept), old.float())
 
 
 @pytest.mark.parametrize("method", ["rft", "dpo"])

@@ -6,7 +6,7 @@ import math
 import pickle
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,10 @@ import pytest
 from grpo.config.rl import RL as Settings
 from grpo.data.completions import Completion
 from grpo.data.records import Problem, write_rows
+from grpo.data.template import form_of
 from grpo.errors import InputError, TrainingStopped
 from grpo.rl.trainer import Trainer
-from grpo.rl.validation import Validator, validation_problems
+from grpo.rl.validation import Validator, _check_metric, validation_problems
 from grpo.scoring.scorer import Failures
 from grpo.train import read_job
 from grpo.training.selection import PREFIX, Best
@@ -70,17 +71,53 @@ def test_what_does_not_go_together_is_refused(fields: dict[str, Any], said: str)
         Settings.model_validate({**RL, **fields})
 
 
-def job_of(folder: Path, train: list[Problem], asked: list[Problem], **settings: Any) -> Any:
+def job_of(folder: Path, train: list[Problem], asked: list[Problem], template: str = "chat", **settings: Any) -> Any:
     write_rows(folder / "train.parquet", train, Problem)
     write_rows(folder / "validation.parquet", asked, Problem)
     fields = {"problems": [folder / "train.parquet"], "validation_problems": [folder / "validation.parquet"]}
-    return read_job(write_job(folder, "rl", settings={**RL, "validate_every": 1, **settings}, model="x", **fields))
+    fields |= {"template": template, "settings": {**RL, "validate_every": 1, **settings}}
+    return read_job(write_job(folder, "rl", model="x", **fields))
 
 
 def test_validation_asks_the_first_problems_of_each_domain(tmp_path: Path) -> None:
     validation = sums(0) + sums(3, "general")
     job = job_of(tmp_path, sums(6), validation, validation={"problems": 2})
     assert [p.id for p in validation_problems(job, ["reasoning", "general"])] == ["v0+0", "v0+4", "v3+0", "v3+4"]
+
+
+@pytest.mark.parametrize(("template", "style"), [("r1_zero", "tags"), ("chat", "boxed")])
+def test_answers_are_read_in_the_style_that_the_prompt_asks_for(template: str, style: str, tmp_path: Path) -> None:
+    """As in training. An answer between tags is none in style boxed."""
+    boxed = [replace(problem, metadata={"answer_style": "boxed"}) for problem in sums(0)]
+    asked = validation_problems(job_of(tmp_path, sums(6), boxed, template), ["reasoning"])
+    assert {form_of(problem).style for problem in asked} == {style}
+
+
+JUDGE = {"judge": {"kind": "openai", "base_url": "http://127.0.0.1:1/v1", "model": "x"}}
+RUBRIC = {"rubric": [{"criterion": "It is polite."}]}
+
+
+@pytest.mark.parametrize(
+    ("verifier", "metadata", "fields", "measured"),
+    [
+        ("number", {}, {"rewards": {"accuracy": 1, "rubric": 1}, **JUDGE}, {"reward", "accuracy"}),
+        ("number", {}, {"rewards": {"accuracy": 1, "judge": 1}, **JUDGE}, {"reward", "accuracy", "judge"}),
+        ("judge", {}, {"rewards": {"accuracy": 1, "stated": 1}, **JUDGE}, {"reward", "accuracy"}),
+        ("judge", {}, {"rewards": {"accuracy": 1, "format": 1}}, {"reward", "format"}),
+        ("number", RUBRIC, {"rewards": {"accuracy": 1, "rubric": 1}, **JUDGE}, {"reward", "accuracy", "rubric"}),
+        # Its rubric is the accuracy.
+        ("rubric", RUBRIC, {"rewards": {"accuracy": 1, "rubric": 1}, **JUDGE}, {"reward", "accuracy"}),
+        ("code", {}, {"rewards": {"accuracy": 1, "stated": 1}}, {"reward", "accuracy"}),
+    ],
+)
+def test_a_metric_is_one_that_the_problems_have(
+    verifier: str, metadata: dict[str, Any], fields: dict[str, Any], measured: set[str], tmp_path: Path
+) -> None:
+    asked = [replace(problem, verifier=verifier, metadata=metadata) for problem in sums(0)]
+    for metric in {"reward", *fields["rewards"]}:
+        job = job_of(tmp_path, sums(6), asked, **fields, validation={"metric": metric})
+        with nullcontext() if metric in measured else pytest.raises(InputError, match=f"metric '{metric}' is measured"):
+            _check_metric(job, asked)
 
 
 def test_problems_that_are_trained_on_are_refused(tmp_path: Path) -> None:
@@ -204,7 +241,7 @@ def test_patience_ends_training(fields: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.system
 def test_a_metric_that_no_validation_problem_has_is_refused(fields: dict[str, Any], tmp_path: Path) -> None:
     settings = {**SETTINGS, "validation": {"metric": "helpful"}}
-    said = "validation.metric 'helpful' is not measured on reasoning problems; choose from reward, accuracy, format"
+    said = "validation.metric 'helpful' is measured on none of the validation problems; choose from reward, accuracy"
     with pytest.raises(InputError, match=said):
         run_here(write_job(tmp_path, "rl", **{**fields, "settings": settings}))
 

@@ -26,7 +26,7 @@ def test_counts_that_arrive_after_the_last_shard_exists_are_logged(
     for place in places:
         place.path.touch()
     for _ in places:
-        counted.merge(Window(samples=16, tokens=160, prompt_tokens=40, problems=8))
+        counted.merge(Window(samples=16, tokens=160, spent=200, problems=8))
     counted.log(last=True)
     lines = [json.loads(line) for line in names["metrics"].read_text().splitlines()]
     assert [line["step"] for line in lines] == [23, 24]

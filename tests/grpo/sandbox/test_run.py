@@ -189,6 +189,30 @@ def test_the_program_sees_an_empty_environment_and_no_descriptor_of_ours(means: 
     assert result.stdout.startswith("PATH LANG")
 
 
+def test_a_program_prints_a_set_in_the_same_order_in_every_run(means: Means) -> None:
+    """Eight names have 40,320 orders."""
+    if sandbox._isolating(means.python) == ["-I"]:
+        pytest.skip("before Python 3.11, hashes are random")
+    program = "print(*{'ada', 'bob', 'cy', 'dan', 'eve', 'flo', 'gus', 'hal'})"
+    assert len({run(program, "", SMALL, means).stdout for _ in range(3)}) == 1
+
+
+def test_no_setting_of_python_and_no_package_of_a_user_reaches_the_program(means: Means, monkeypatch, tmp_path) -> None:
+    for folder in (tmp_path, tmp_path / f".local/lib/python3.{sys.version_info.minor}/site-packages"):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "visitor.py").write_text("")
+    for name, value in {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), "PYTHONOPTIMIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(tmp_path)
+    program = (
+        "import importlib.util, os, site, sys\n"
+        "print([name for name in os.environ if name.startswith('PYTHON')], sys.flags.optimize)\n"
+        "print([name for name in ('visitor', 'program') if importlib.util.find_spec(name)])\n"
+        "print(bool(site.ENABLE_USER_SITE), '' in sys.path, os.getcwd() in sys.path)"
+    )
+    assert run(program, "", SMALL, means).stdout == "['PYTHONHASHSEED'] 0\n[]\nFalse False False\n"
+
+
 def test_the_program_has_no_rights_and_gains_none(means: Means) -> None:
     program = (
         "import os\nstatus = open('/proc/self/status').read().split()\n"

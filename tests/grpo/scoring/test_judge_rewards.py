@@ -51,14 +51,16 @@ def knows(number: int, body: dict[str, Any]) -> str:
 def score(tmp_path: Path) -> Iterator[Callable[..., tuple[Scored, FaultyEndpoint]]]:
     open_: list[Any] = []
 
-    def run(asked: Problem, answers: list[str], *rewards: str, plan: Any = knows, **judge: Any) -> Any:
+    def run(
+        asked: Problem, answers: list[str], *rewards: str, plan: Any = knows, time_limit_s: float = 10, **judge: Any
+    ) -> Any:
         endpoint = FaultyEndpoint(plan)
         open_.append(endpoint)
         fast = {"backoff_s": 0.01, "retries": 1, "timeout_s": 5, "ask_again": False, "away_max_s": 0.3}
         settings = JudgeSettings(kind="openai", base_url=endpoint.url, model="m", **{**fast, **judge})
         scorer = Scorer(
             {name: {} for name in rewards or ("accuracy", "format")},
-            Scoring(workers=1),
+            Scoring(workers=1, time_limit_s=time_limit_s),
             judge=AnswerJudge(settings, tmp_path / "judge"),
         )
         open_.append(scorer)
@@ -168,6 +170,31 @@ def test_agreement_with_the_rules_by_hand(score: Any) -> None:
     assert agreement([(problem("judge"), {"accuracy": 1.0, "judge": 1.0})]) == {}
     rubric = [(problem("number", "42"), {"accuracy": 1.0, "rubric": score}) for score in (0.5, 0.4)]
     assert agreement(rubric) == {"rubric_checked": 2, "rubric_agreement": 0.5, "rubric_false_incorrect": 0.5}
+
+
+def test_agreement_counts_only_what_both_decided(score: Any) -> None:
+    def unsure_of_decimals(number: int, body: dict[str, Any]) -> str:
+        decimal = "<answer_to_check>\n42.0\n" in body["messages"][0]["content"]
+        return "I cannot say." if decimal else json.dumps({"analysis": "", "correctness": "correct"})
+
+    asked = problem("number", "42")
+    scored, endpoint = score(asked, ["42", "", "", "42.0"], "accuracy", "judge", plan=unsure_of_decimals)
+    assert column(scored, "accuracy") == [1.0, 0.0, 0.0, 1.0]
+    assert column(scored, "judge") == [1.0, 0.0, 0.0, 0.0] and len(endpoint.bodies) == 2
+    assert agreement((asked, given) for given in scored.given) == {
+        "judge_checked": 1,
+        "judge_agreement": 1.0,
+        "judge_false_incorrect": 0.0,
+    }
+
+
+@pytest.mark.parametrize("rewards", [("accuracy",), ("accuracy", "judge")])
+def test_a_rule_that_failed_decided_nothing(score: Any, rewards: Any) -> None:
+    endless = problem("math", "9^{9^{9}}")
+    scored, _ = score(endless, ["8^{8^{8}} bank"], *rewards, time_limit_s=0.2, audit_share=1.0)
+    assert scored.failures.kinds == {"timeout": 1} and column(scored, "accuracy") == [0.0]
+    assert column(scored, "judge") == [1.0 if "judge" in rewards else None]
+    assert agreement((endless, given) for given in scored.given) == {}
 
 
 def test_audits_change_no_reward_and_are_the_same_in_a_resumed_run(score: Any) -> None:

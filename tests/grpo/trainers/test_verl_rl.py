@@ -169,9 +169,10 @@ def test_metrics_and_samples_have_this_librarys_names(trained):
     assert all(math.isfinite(record[name]) for name in names)
     written = result(trained)
     assert written["steps_completed"] == written["steps_planned"] == STEPS
-    assert len(written["samples"]) == STEPS * 8 and written["findings"] == []
-    sample = written["samples"][0]
-    assert {"step", "problem", "gold", "completion", "reward", "advantage", "accuracy"} <= sample.keys()
+    assert written["findings"] == []
+    samples = [json.loads(line) for line in (trained / "completions.jsonl").read_text().splitlines()]
+    assert len(samples) == STEPS * 8
+    assert {"step", "problem", "gold", "completion", "reward", "advantage", "accuracy"} <= samples[0].keys()
     assert written["metrics"]["reward"] == pytest.approx(sum(m["reward"] for m in metrics(trained)) / STEPS)
 
 

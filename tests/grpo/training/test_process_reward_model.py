@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import random
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -118,6 +119,27 @@ def test_a_folder_that_is_no_process_reward_model_is_refused(model_folder):
     with pytest.raises(InputError, match="no process reward model; jobs of kind process_reward_model train one"):
         StepScorer(model_folder, Hardware(device="cpu"))
     assert RL.model_validate({**RL_SETTINGS, "supervision": "process", "step_reward": "./prm"}).step_reward == "./prm"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"ends": [], "right": []}, "ends is []; needed are ascending offsets in the response, from 1 to "),
+        ({"ends": [22, 13]}, "ends is [22, 13]; needed are ascending"),
+        ({"ends": [0, 22]}, "ends is [0, 22]; needed are ascending"),
+        ({"ends": [13, 99]}, "ends is [13, 99]; needed are ascending"),
+        ({"right": [4]}, "right has 1 numbers, and ends 2; one for each step is needed"),
+        ({"rollouts": 0, "right": [0, 0]}, "right is [0, 0] of 0 rollouts; each must be in 0 to rollouts, 1 or more"),
+        ({"right": [4, 5]}, "right is [4, 5] of 4 rollouts; each must be in 0 to rollouts, 1 or more"),
+    ],
+)
+def test_labels_that_cannot_be_are_named_by_file_and_row(model_folder, tmp_path, fields, words):
+    (made,) = chains_of([asked()], [written(TEXT, asked())])
+    good = label_row(made, [4, 0], 4, 0.15)
+    file = tmp_path / "labels.parquet"
+    pq.write_table(pa.Table.from_pylist([good, {**good, **fields}]), file)
+    with pytest.raises(InputError, match="^" + re.escape(f"{file}, row 2: {words}")):
+        run_job(tmp_path, "process_reward_model", settings={**SFT, "label": "soft"}, model=model_folder, data=file)
 
 
 # A chain has three steps. One of them may be a guess, which is never made good: the answer is then "no", else "yes".

@@ -17,7 +17,7 @@ from flows.recipe.schema import Recipe
 from grpo.config.common import Hardware, Optimizer
 from grpo.config.jobs import SFTJob
 from grpo.config.rl import RL
-from grpo.config.supervised import SFT, Supervised
+from grpo.config.supervised import SFT, ProcessRewardModel, RewardModel, Supervised
 from grpo.errors import InputError
 from grpo.training.sft import train_sft
 
@@ -119,6 +119,18 @@ def test_what_bfloat16_cannot_hold_is_refused(rate, refused):
 )
 def test_what_keeps_float32_weights_takes_any_rate(fields):
     assert SFT(optimizer=STEPS, **fields) and RL(steps=1, sampling={"max_new_tokens": 9}, optimizer=STEPS, **fields)
+
+
+@pytest.mark.parametrize("kind", [RewardModel, ProcessRewardModel])
+def test_reward_models_have_no_adapters(kind):
+    """They were ignored, and the rate was not checked."""
+    with pytest.raises(ValidationError, match=r"lora\n.* reward models train all weights"):
+        kind(optimizer=STEPS, lora={"rank": 8})
+    with pytest.raises(ValidationError, match="hardly moves"):
+        kind(optimizer=STEPS, hardware={"dtype": "bfloat16"})
+    recorded = kind(optimizer=STEPS).model_dump(mode="json")
+    assert recorded["lora"] is None and kind.model_validate(recorded) == kind(optimizer=STEPS)
+    assert "lora" not in kind.model_json_schema()["properties"]
 
 
 def test_a_value_models_own_rate_is_checked():

@@ -113,6 +113,11 @@ def test_what_a_step_holds_by_hand() -> None:
     assert held == {"weights": 348 * 4, "optimizer": 348 * 8, "reference": 348 * 4}
     mixed = of({"hardware": {"dtype": "bfloat16", "mixed_precision": True}})
     assert mixed.held == {"weights": 348 * 4, "optimizer": 348 * 8, "reference": 348 * 2}
+    average = {"reference_refresh_steps": 1, "reference_mixing": 0.5}  # in float32, and cast block by block
+    averaged = of({"hardware": {"dtype": "bfloat16", "mixed_precision": True}, **average})
+    assert averaged.held == {**mixed.held, "reference": 348 * 4}
+    gathered = [step.reference_pass["gathered reference"] for step in (mixed, averaged)]
+    assert gathered == [0, 2 * (44 + 2 * 152)]
     pure = of({"hardware": {"dtype": "bfloat16"}, "optimizer": {"learning_rate": 0.1}, "kl_coef": 0})
     assert pure.held == {"weights": 348 * 2, "optimizer": 348 * 4, "reference": 0}
     assert pure.update["gradients"] == 348 * 2 and not pure.reference_pass
@@ -133,7 +138,6 @@ BUDGET = {"health": {"kl_budget": {"limit": 10.0}}}
         ("dpo", {"kl_coef": 0}, True, True),  # the loss compares with it, whatever the coefficient
         ("rft", {"kl_coef": 0}, True, False),  # the initial policy samples
         ("online_rft", {}, False, False),
-        ("online_rft", BUDGET, False, False),
         ("sft", {}, False, False),
     ],
 )

@@ -14,6 +14,7 @@ from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem
 from grpo.errors import InputError
 from grpo.judging.questions import prompt
+from grpo.judging.replies import answer_of
 from tasks.judges.base import Claim
 from tasks.judges.create_judge import make_judge
 from tests.support.injections import INJECTIONS, MARKERS
@@ -98,6 +99,17 @@ def test_threads_get_the_replies_that_one_gets(model_folder: Path) -> None:
     with ThreadPoolExecutor(4) as threads:
         assert [*threads.map(lambda dialogues: model.reply_all(dialogues, range(8)), asked)] == alone
     assert model.counts["completion_tokens"] == 2 * sum(reply.tokens - len("a?") for of in alone for reply in of)
+
+
+def test_a_reply_begins_with_the_reasoning_tag_that_its_prompt_ends_with(model_folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    shutil.copytree(model_folder, tmp_path, dirs_exist_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}<think>"
+    tokenizer.save_pretrained(tmp_path)
+    (reply,) = judge_of(tmp_path, max_tokens=4).voter.model.reply_all([[{"role": "user", "content": "Well?"}]], [0])
+    assert reply.text.startswith("<think>") and answer_of(reply.text) == ""
 
 
 def test_no_marker_of_the_tokenizer_survives_in_a_judged_text(model_folder: Path, tmp_path: Path) -> None:

@@ -62,6 +62,17 @@ def test_an_accent_may_be_a_character_of_its_own() -> None:
         assert index.match_passage(f"x {text} y") == Match("overlapping", "h", ten)
 
 
+def test_each_set_has_boilerplate_of_its_own() -> None:
+    """Four of 4 prompts share the ten words, of 404 they would be less than one in a hundred."""
+    template = [problem(f"h{i}", f"{TEN} {i}") for i in range(4)]
+    others = [problem(f"o{i}", f"{i} + {i}") for i in range(400)]
+    assert HeldOut([*template, *others]).match_prompt(f"{TEN} 9") is not None
+    both = HeldOut(template, others)
+    assert both.match_prompt(f"{TEN} 9") is None
+    assert both.match_prompt(f"{TEN} 3") == Match("equal", "h3", f"{TEN} 3")
+    assert both.match_prompt("399 + 399") == Match("equal", "o399", "399 + 399")
+
+
 def test_n_is_the_length_of_the_match() -> None:
     assert outcome("x a b c y", "p a b c q", n=3) == "overlapping"
     assert outcome("x a b c y", "p a b c q", n=4) == "kept"

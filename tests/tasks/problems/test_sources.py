@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from grpo.data.records import Problem
+from grpo.data.records import Problem, write_rows
 from grpo.data.template import form_of
 from grpo.errors import InputError
 from grpo.rewards.verifiers import verify
@@ -263,6 +263,22 @@ def test_bad_records_are_skipped_and_counted_if_asked(tmp_path: Path) -> None:
     faults = ["not JSON", "byte 0xff at column 13", "column 'answer' is missing", "prompt is 7, a int"]
     for number, (found, expected) in enumerate(zip(result.bad_records, faults, strict=True), 2):
         assert found.startswith(f"{tmp_path}/a.jsonl, line {number}: ") and expected in found
+
+
+def test_half_a_surrogate_pair_in_metadata_is_a_bad_record(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.jsonl", GOOD[:-1] + ', "note": ["\\ud83d"]}', '{"prompt": "a", "answer": "2", "note": "b"}'
+    )
+    said = f"{path}, line 1: note holds half a surrogate pair, which is no text; write it anew"
+    assert failure(path, metadata_columns=["note"]) == said
+    result = from_file(path, metadata_columns=["note"], on_bad_record="skip")
+    assert [problem.text for problem in result.problems] == ["a"] and result.bad_records == [said]
+    write_rows(tmp_path / "a.parquet", result.problems, Problem)
+
+
+def test_a_csv_cell_may_be_long(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", "prompt,answer", "a" * 200_000 + ",1", "b,2")
+    assert [len(problem.text) for problem in from_file(path).problems] == [200_000, 1]
 
 
 def test_bad_csv_records_are_skipped_too(tmp_path: Path) -> None:

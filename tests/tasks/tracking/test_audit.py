@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tasks.store.store import Store
 from tasks.tracking.audit import audit_tracking, digests_in_use, old_runs, promoted, recipe_is_alive
 from tasks.tracking.client import Tracking
 from tasks.tracking.connection import default_uri
-from tasks.tracking.tags import DIGEST_TAG, FLOW_RUN_TAG
+from tasks.tracking.tags import DIGEST_TAG, FLOW_RUN_TAG, WAITING_TAG
 
 ROOT = Path(__file__).parents[3]
 
@@ -102,3 +103,19 @@ def test_what_a_live_run_made_or_read_is_in_use(home: Path, record: Tracking) ->
     assert {"made", data.digest} <= digests_in_use(record)
     record.finish(parent, "FINISHED")
     assert "made" not in digests_in_use(record)
+
+
+def test_a_run_that_waits_at_a_gate_keeps_what_it_made(record: Tracking) -> None:
+    """Its process has ended; when somebody answers, it starts again from what it made."""
+    parent = record.recipe_run("asks", "run", {}, {})
+    stage = record.stage_run(parent, "asks", "sft", {}, {DIGEST_TAG: "before the gate"})
+    record.finish(stage, "FINISHED")
+    record.set_tags(parent, {WAITING_TAG: f"{time.time() + 3600:.0f}"})
+    record.finish(parent, "KILLED")
+    later = time.time() + 60
+    assert "before the gate" in digests_in_use(record)
+    assert parent not in [old.id for old in old_runs(record, later, ())]
+    assert [run.status for run in record.reader.recipe_runs() if run.id == parent] == []  # no recipe run by its tags
+    record.set_tags(parent, {WAITING_TAG: f"{time.time() - 1:.0f}"})  # nobody answered in time
+    assert "before the gate" not in digests_in_use(record)
+    assert parent in [old.id for old in old_runs(record, later, ())]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sqlite3
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -56,6 +59,48 @@ def test_completions_are_added_to_a_table_with_rewards_by_name(record: Tracking)
     assert second == [5, "1 + 1", "2", "007", 1.0, 1, 0.5]
     tag = record.client.get_run(run).data.tags["mlflow.loggedArtifacts"]
     assert json.loads(tag) == [{"path": "completions.json", "type": "table"}]
+
+
+@contextlib.contextmanager
+def outage(record: Tracking) -> Iterator[None]:
+    """Neither runs nor files can be written."""
+    files = record.sqlite.parent / "mlartifacts"
+    with contextlib.closing(sqlite3.connect(record.sqlite, isolation_level=None)) as database:
+        database.execute("ALTER TABLE runs RENAME TO runs_away")
+        files.rename(files.with_name("away"))
+        files.touch()
+        yield
+        files.unlink()
+        files.with_name("away").rename(files)
+        database.execute("ALTER TABLE runs_away RENAME TO runs")
+
+
+@pytest.mark.parametrize("missed", [1, 2])
+def test_a_table_is_whole_after_an_outage(record: Tracking, missed: int) -> None:
+    run = record.stage_run(None, "tiny", "rl", {}, {})
+    completions = CompletionsTable(record, run, "completions")
+    for step in range(1, missed + 2):
+        with outage(record) if step == missed else contextlib.nullcontext():
+            completions.add([{"step": step}])
+    assert record.reader.read_json(run, "completions.json")["data"] == [[1], [2], [3]][: missed + 1]
+    assert record.outbox.pending == []
+
+
+def test_a_table_that_is_sent_twice_has_its_rows_once(record: Tracking) -> None:
+    run = record.stage_run(None, "tiny", "rl", {}, {})
+    for _ in range(2):
+        record.log_table(run, "checkpoints", [{"name": "r1", "score": float("nan")}])
+    assert record.reader.read_json(run, "checkpoints.json")["data"] == [["r1", None]]
+
+
+def test_tags_that_waited_do_not_replace_newer_ones(record: Tracking) -> None:
+    run = record.stage_run(None, "tiny", "rl", {}, {"failed": "sft"})
+    with outage(record):
+        record.set_tags(run, {"status": "old"})
+        record.delete_tag(run, "failed")
+    record.set_tags(run, {"status": "new", "failed": "rl"})
+    tags = record.client.get_run(run).data.tags
+    assert (tags["status"], tags["failed"]) == ("new", "rl") and record.outbox.pending == []
 
 
 def test_the_machine_is_watched_while_a_stage_runs(

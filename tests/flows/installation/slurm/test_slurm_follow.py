@@ -64,11 +64,13 @@ class FilePrefect:
         state: State[Any] = State(type=self.state(id))
         return FlowRun(id=id, name="calm-otter", flow_id=FLOW_ID, state=state, infrastructure_pid=self.pids.get(id))
 
-    async def read_flow_runs(self, flow_run_filter: Any, work_pool_filter: Any) -> list[FlowRun]:
-        runs = [await self.read_flow_run(UUID(path.stem)) for path in self.folder.glob("*.state")]
+    async def read_flow_runs(self, flow_run_filter: Any, work_pool_filter: Any, offset: int) -> list[FlowRun]:
+        runs = [await self.read_flow_run(UUID(path.stem)) for path in sorted(self.folder.glob("*.state"))]
         if flow_run_filter.id is not None:
-            return [run for run in runs if run.id in flow_run_filter.id.any_]
-        return [run for run in runs if run.state and run.state.type in flow_run_filter.state.type.any_]
+            found = [run for run in runs if run.id in flow_run_filter.id.any_]
+        else:
+            found = [run for run in runs if run.state and run.state.type in flow_run_filter.state.type.any_]
+        return found[offset : offset + 200]  # a page of Prefect's server
 
     async def set_flow_run_state(self, id: UUID, state: State[Any], force: bool) -> None:
         self.messages[id] = state.message or ""

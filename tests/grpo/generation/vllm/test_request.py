@@ -11,11 +11,22 @@ from pydantic import ValidationError
 
 from grpo.config.common import Sampling
 from grpo.config.engines import VLLM
+from grpo.config.rl import RL
 from grpo.errors import InputError
+from grpo.generation import engine_choice, engines
+from grpo.generation.engine_choice import Needs
+from grpo.generation.engines import make_engine
 from grpo.generation.vllm.client import ServerVLLM
 from grpo.generation.vllm.local import LocalVLLM
 from grpo.generation.vllm.request import check, parameters, prompt_seed
 from grpo.generation.vllm.server import main, server_command
+
+LONG = {
+    "steps": 9000,
+    "sampling": {"max_new_tokens": 16},
+    "validate_every": 50,
+    "optimizer": {"learning_rate": 1e-5},
+}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +54,37 @@ def test_what_vllm_would_answer_otherwise_than_asked_is_refused():
     check(prompts, Sampling(max_new_tokens=1, top_p=0.95), 100, False)
     with pytest.raises(InputError, match="temperature is 0.001"):
         check(prompts, Sampling(max_new_tokens=1, temperature=0.001), 100, True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_new_tokens_from": {8200: 65536}}, "needs 65537 tokens, but vLLM takes 32768"),
+        ({"validation": {"sampling": {"max_new_tokens": 32768}}}, "needs 32769 tokens, but vLLM takes 32768"),
+        ({"validation": {"sampling": {"max_new_tokens": 9, "temperature": 0.001}}}, "temperature is 0.001"),
+    ],
+)
+def test_what_is_reached_late_is_refused_when_the_engine_is_made(fields, message, monkeypatch):
+    class Engine:
+        longest = 32768
+
+        def __init__(self, *_, **__):
+            pass
+
+    monkeypatch.setattr(engines, "LocalVLLM", Engine)
+    settings = {**LONG, "engine": {"kind": "local"}}
+    make_engine("model", RL.model_validate(settings), None, 1)
+    with pytest.raises(InputError, match=message):
+        make_engine("model", RL.model_validate({**settings, **fields}), None, 1)
+
+
+def test_vllm_is_not_chosen_for_a_validation_that_it_refuses(monkeypatch):
+    monkeypatch.setattr(engine_choice, "has_vllm", lambda: True)
+    for temperature, chosen in ((0.6, "vllm"), (0.001, "own")):
+        validation = {"sampling": {"max_new_tokens": 16, "temperature": temperature}}
+        settings = RL.model_validate({**LONG, "validation": validation})
+        needs = Needs(settings.sampling, engines._other_samplings(settings))
+        assert engine_choice._choice(settings.hardware, needs, "cuda").name == chosen
 
 
 def test_nothing_that_changes_the_distribution_is_left_to_the_model_folder():

@@ -68,7 +68,7 @@ def arguments(shard: GivenShard, tokenizer: str, folder: Path, **scoring: float)
         "keep_per_problem": 99,
         "seed": 0,
     }
-    settings |= {"held_out": str(folder / "held_out.parquet"), "tokenizer": tokenizer, "scoring": scoring}
+    settings |= {"held_out": [str(folder / "held_out.parquet")], "tokenizer": tokenizer, "scoring": scoring}
     return shard.samples, shard.problems, folder / f"{shard.samples.stem}.parquet", settings
 
 
@@ -113,6 +113,25 @@ def test_reasoning_rows_are_verified(tokenizer: str, tmp_path: Path) -> None:
     assert verdicts == {0: "", 1: "incorrect", 2: "", 3: ""}
 
 
+def test_a_judge_compares_the_answer_that_the_rule_found(tokenizer: str, tmp_path: Path) -> None:
+    """Where the form's place is empty: in a box, after GSM8K's four hashes, or the whole text."""
+    steps = "Half of 4,800 is <<4800/2=2400>>2,400.\n#### 2,400"
+    rows = [
+        {"question": "3 + 4?", "answer": r"so \boxed{7}", "gold": "7"},
+        {"question": "half of 4,800?", "answer": steps, "gold": steps},
+        {"question": "1 + 1?", "answer": "2", "gold": "#### 2"},
+        {"question": "2 + 2?", "answer": "so 5\n#### 5", "gold": "so 4\n#### 4"},
+    ]
+    path = write(tmp_path / "maths.jsonl", rows)
+    source = MixSource(name="maths", path=path, domain="reasoning", answer_column="gold", judged=True)
+    (shard,) = take(source, tmp_path / "given", 100).shards
+    assert [problem.answer for problem in read_problems(shard.problems)] == ["7", "2400", "2", "4"]
+    *files, settings = arguments(shard, tokenizer, tmp_path)
+    select_shard(files[0], files[1], files[2], settings | {"judged": ["reasoning"]})
+    found = [(sample.answer, sample.reason) for sample in read_samples(files[2])]
+    assert found == [("7", ""), ("2400", ""), ("2", ""), ("", "incorrect")]
+
+
 def verified(folder: Path, *rows: tuple[str, str]) -> GivenShard:
     """A shard of reasoning rows, each the box and the reference, with the same prompt."""
     lines = [{"prompt": "?", "completion": rf"so \boxed{{{said}}}", "gold": gold} for said, gold in rows]
@@ -152,6 +171,14 @@ def test_a_thought_is_brought_into_the_form_of_the_problems(tmp_path: Path) -> N
         (shard,) = take(maths, tmp_path / style, 9, style).shards  # type: ignore[arg-type]
         (sample,) = read_samples(shard.samples)
         assert (sample.completion, sample.answer) == (expected, "5")
+
+
+def test_a_record_that_a_kill_left_empty_is_made_again(tmp_path: Path) -> None:
+    source = MixSource(name="talk", path=write(tmp_path / "talk.jsonl", pairs(("Hi?", "Hello!"))))
+    (tmp_path / "given").mkdir()
+    (tmp_path / "given" / "taken.json").touch()
+    for _ in range(2):
+        assert take(source, tmp_path / "given", 9).counts == {"rows": 1, "taken": 1, "bad_records": 0}
 
 
 def test_bad_records_stop_or_are_skipped_and_named(tmp_path: Path) -> None:

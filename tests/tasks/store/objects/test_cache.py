@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from tasks.store.manifest import Manifest
+from tasks.store.objects.cache import _size
 from tests.support.shared_bucket import Shared, make
 
 pytestmark = pytest.mark.system
@@ -65,6 +67,27 @@ def test_what_a_live_process_uses_stays(shared: Shared, made: dict[int, Manifest
     assert copies(shared, made) == {1, 3}
 
 
+def test_files_that_others_rename_meanwhile_are_no_error(tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def fetch(name: str) -> None:  # as `Cache` does
+        while not ended.is_set():
+            (tmp_path / f".{name}.partial").write_bytes(b"x")
+            (tmp_path / f".{name}.partial").replace(tmp_path / name)
+
+    threads = [threading.Thread(target=fetch, args=(str(number),)) for number in range(4)]
+    (tmp_path / "w").write_bytes(b"1234")
+    for thread in threads:
+        thread.start()
+    try:
+        sizes = [_size(tmp_path) for _ in range(1000)]
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+    assert min(sizes) >= 4 and _size(tmp_path) == 4 + len(threads)
+
+
 def test_several_processes_fetch_one_artifact_at_once(shared: Shared, made: dict[int, Manifest]) -> None:
     children = [read(shared, 0) for _ in range(3)]
     assert [child.wait(timeout=300) for child in children] == [0, 0, 0]
@@ -80,3 +103,16 @@ def test_a_partial_download_is_replaced(shared: Shared, made: dict[int, Manifest
     Path(manifest.path / ".w.partial").write_bytes(b"ha")
     assert len(manifest.local("w").read_bytes()) == 1000
     assert [path.name for path in manifest.path.iterdir()] == ["w"]
+
+
+def test_what_kills_left_is_removed(shared: Shared, made: dict[int, Manifest]) -> None:
+    store = shared.store("b")
+    (manifest,) = [m for m in store.list() if m.config["seed"] == 0]
+    root = manifest.path.parents[4]
+    manifest.path.mkdir(parents=True)
+    (manifest.path / ".w.partial.0a1b2c3d").write_bytes(b"ha")  # boto3's name for what it has of .w.partial
+    (root / "removed" / "0123456789abcdef.77").mkdir(parents=True)
+    (root / "removed" / "0123456789abcdef.77" / "w").write_bytes(b"half")
+    manifest.local()
+    assert [path.name for path in manifest.path.iterdir()] == ["w"]
+    assert list((root / "removed").iterdir()) == []

@@ -14,7 +14,7 @@ import pytest
 
 from grpo.errors import InputError
 from tasks.store.objects import lease
-from tasks.store.objects.bucket import Bucket, StoredObject
+from tasks.store.objects.bucket import Bucket, StoredObject, Unreachable
 from tasks.store.objects.lease import Lease, LockRecord, check_conditions, read_lock
 from tests.support.shared_bucket import KEY, Shared, make
 
@@ -117,6 +117,35 @@ def test_a_holder_that_slept_learns_that_it_lost_the_lock(
         assert attempt.publish(stage_version=1, config={"seed": 0}).attempt == 1
     assert "is now held by process 1 on other" in caplog.text
     assert read_lock(StoredObject(shared.body(f"locks/{KEY}"), "", 0)) == taken  # not released for the other
+
+
+class Forgetful(Bucket):
+    """Stores what it is sent, but loses the answer of the second write."""
+
+    writes = 0
+
+    def put_if(self, key: str, body: bytes, etag: str | None) -> str | None:
+        stored = super().put_if(key, body, etag)
+        self.writes += 1
+        if self.writes == 2:
+            raise Unreachable("no answer")
+        return stored
+
+
+def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lock(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(lease, "LEASE_S", 4.0)
+    bucket = Forgetful(f"s3://artifacts/{shared.prefix}")
+    held, there = Lease(bucket, KEY, shared.folder / "a"), Lease(bucket, KEY, shared.folder / "b")
+    assert held.take(wait=False)
+    until = time.monotonic() + 60
+    while bucket.writes < 5 and time.monotonic() < until:  # a lost one, one refused, one after it, one more
+        time.sleep(0.1)
+    assert bucket.writes >= 5 and not there.take(wait=False)
+    assert "could not be renewed: no answer" in caplog.text and "is now held by" not in caplog.text
+    held.release(attempted=False)
+    assert shared.body(f"locks/{KEY}") == b""
 
 
 def test_two_publishers_at_once_get_two_numbers_and_whole_files(shared: Shared) -> None:
