@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, TextIO
 
 from flows.cli.terminal import print_row, print_text
@@ -31,7 +32,8 @@ def add(commands: Any) -> None:
         "--runs-older-than",
         type=float,
         metavar="DAYS",
-        help="delete runs in MLflow, too, that ended so long ago and made no artifact that stays, with their reports",
+        help="delete runs in MLflow, too, that ended so long ago and made no artifact that stays, with their reports, "
+        "and sampled completions that no run has used since",
     )
     command.add_argument("--json", action="store_true", help="print what is removed as one JSON object")
 
@@ -67,6 +69,10 @@ def run(args: argparse.Namespace) -> int:
         row(f"{folder.name}/", size_of(folder), True)
         if args.yes:
             shutil.rmtree(folder, ignore_errors=True)
+    if args.runs_older_than is not None and (shards := _old_samples(args.runs_older_than)):
+        row(f"samples that no run has used since, {len(shards)} shards", sum(map(size_of, shards)), True)
+        for folder in shards if args.yes else []:
+            shutil.rmtree(folder, ignore_errors=True)
     if args.yes:
         _forget_models(pruning.artifacts)
     runs = [] if args.runs_older_than is None else _old_runs(args, pruning.artifacts, named, out)
@@ -86,6 +92,14 @@ def run(args: argparse.Namespace) -> int:
     remedy = "" if args.yes or not removed + runs else "; `r1 prune --yes` removes it"
     print_text(f"{verb} {total / 1e6:.1f} MB, {total} bytes; {kept} artifacts stay{remedy}", sys.stderr)
     return 0
+
+
+def _old_samples(days: float) -> list[Path]:
+    """Folders of completions that rejection sampling has made, and that no run has used for so many days."""
+    from flows.stages.sft_data import SAMPLES
+    from tasks.sft_data.shards import unused
+
+    return unused(home() / SAMPLES, time.time() - days * DAY_S)
 
 
 def _old_runs(

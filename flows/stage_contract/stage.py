@@ -41,6 +41,8 @@ NOT_HASHED = {
 where a health check rolls back, and so does the time that steps take, by which checkpoints are due too; that is
 accepted. Settings that only bound memory change the order of sums.)"""
 
+DONE = "done.json"
+"""File with the result of a finished job, in its folder."""
 ALONE = "single-stages"
 """MLflow experiment for stages that run outside of a recipe."""
 
@@ -178,7 +180,7 @@ class Context:
             self._on_metrics(prefix, read_metrics(metrics))
         completions = CompletionsTable(self.tracking, self.run_id, f"{prefix}completions")
         completions.add(read_metrics(work / COMPLETIONS))
-        done = work / "done.json"
+        done = work / DONE
         if done.is_file():
             finished: dict[str, Any] = json.loads(done.read_text())
             return finished

@@ -12,7 +12,7 @@ from typing import Any
 
 from flows.recipe.sections import Problems
 from flows.stage_contract.stage import Context, Outcome, Stage
-from grpo.data.records import Problem, write_rows
+from grpo.data.records import Problem, read_problems, write_rows
 from grpo.data.template import with_style
 from grpo.errors import InputError
 from tasks.evaluation.sets.load import load_set
@@ -28,9 +28,10 @@ from tasks.problems.miniature.everyday import (
 )
 from tasks.problems.miniature.sums import SUMS_VERSION, SumsSource, load_sums
 from tasks.problems.normal_form import HELD_OUT as SALT
-from tasks.problems.normal_form import normal_form
+from tasks.problems.normal_form import normal_form, normalise
 from tasks.problems.rows import ROWS_VERSION
 from tasks.problems.sources import FileSource, HubSource
+from tasks.sft_data.statistics import prompt_text
 
 logger = logging.getLogger(__name__)
 
@@ -168,6 +169,12 @@ def evaluated_files(artifact: Path) -> list[Path]:
     """Files in an artifact of this stage with the problems that no training text may contain: the held-out ones, and
     one file for each test set."""
     return [artifact / HELD_OUT, *sorted((artifact / TEST_SETS).glob("*.parquet"))]
+
+
+def unevaluated(rows: Sequence[dict[str, Any]], artifact: Path) -> list[dict[str, Any]]:
+    """The rows, such as preferences, whose `messages` ask no prompt of the evaluation."""
+    evaluated = {normalise(problem.text) for problem in read_problems(evaluated_files(artifact))}
+    return [row for row in rows if normalise(prompt_text(row["messages"])) not in evaluated]
 
 
 def code(config: Problems) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from flows.stage_contract.checkpoint_outcome import checkpoint_outcome
 from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.cold_start_data import EXAMPLES
-from flows.stages.problems import TRAIN, VALIDATION
+from flows.stages.problems import TRAIN, VALIDATION, unevaluated
 from flows.stages.process_reward_model import MODEL
 from grpo.config.rl import RL, STEP_MODEL
 from grpo.errors import InputError
@@ -46,10 +46,13 @@ def train(context: Context, policy: str, model: str, **job: Any) -> Outcome:
 
 
 def _pairs(context: Context, files: Sequence[Path]) -> Path:
-    """Writes the pairs of preference files, with whole responses, to one file."""
+    """Writes the pairs of preference files, with whole responses, to one file. Leaves out prompts of the evaluation."""
     loaded = [load_preferences(PreferenceFile(path=path), held_out_share=0.0, whole=True).pairs for path in files]
-    if not (pairs := drop_duplicates([pair for of_file in loaded for pair in of_file])):
+    every = [pair for of_file in loaded for pair in of_file]
+    if not every:
         raise InputError(f"{files[0]}: no pairs; dpo.files hold chosen and rejected responses, or ranked ones")
+    if not (pairs := drop_duplicates(unevaluated(every, context.path("problems")))):
+        raise InputError(f"{files[0]}: all pairs are about prompts of the evaluation")
     path = context.attempt.state / "pairs.parquet"
     write_preferences(path, pairs)
     return path

@@ -16,7 +16,7 @@ from typing import Any
 from flows.recipe.sections import RewardModels
 from flows.stage_contract.stage import Context, Outcome, Stage
 from flows.stages.alignment_rounds import MODELS, models_name, policy_name
-from flows.stages.problems import BAD_RECORDS, SHOWN, TRAIN, evaluated_files
+from flows.stages.problems import BAD_RECORDS, SHOWN, TRAIN, unevaluated
 from grpo.config.jobs import MEMBER
 from grpo.config.supervised import RewardModel
 from grpo.data.held_out import read_held_out, write_held_out
@@ -30,8 +30,6 @@ from tasks.preferences.files import load_preferences
 from tasks.preferences.judged import labels, pairs
 from tasks.preferences.replay import replay
 from tasks.preferences.rows import drop_duplicates, write_preferences
-from tasks.problems.normal_form import normalise
-from tasks.sft_data.statistics import prompt_text
 from tasks.trainer.user_code import code_digests
 
 logger = logging.getLogger(__name__)
@@ -143,9 +141,8 @@ def _judge(context: Context, policy: str, gathered: Gathered) -> None:
 
 def _clean(context: Context, gathered: Gathered) -> None:
     """Drops duplicates, and preferences on prompts of the evaluation."""
-    evaluated = {normalise(problem.text) for problem in read_problems(evaluated_files(context.path("problems")))}
     for name, rows in gathered.rows.items():
-        apart = [row for row in rows if normalise(prompt_text(row["messages"])) not in evaluated]
+        apart = unevaluated(rows, context.path("problems"))
         kept = gathered.rows[name] = drop_duplicates(apart)
         gathered.counts |= {f"{name}_leaked": len(rows) - len(apart), f"{name}_duplicates": len(apart) - len(kept)}
         if all(row["held_out"] for row in kept):

@@ -19,7 +19,7 @@ from typing import Any
 from flows.home import home
 from flows.recipe.data_sections import SFTData
 from flows.stage_contract.numbered_tasks import run_numbered
-from flows.stage_contract.stage import Context, Outcome, Stage, clear_folder, hashed_values
+from flows.stage_contract.stage import DONE, Context, Outcome, Stage, clear_folder, hashed_values
 from flows.stages.problems import BAD_RECORDS, TRAIN, evaluated_files
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample, read_problems, read_rows, write_rows
@@ -62,7 +62,7 @@ def build(context: Context) -> Outcome:
     # Before anything is sampled, so that a mistake in the user's files shows at once.
     given = _take(context)
     # A forced run does not reuse the samples of other runs.
-    sampled = context.attempt.state / SAMPLES if context.where.force else home() / SAMPLES
+    sampled = context.attempt.state / SAMPLES if context.attempt.forced else home() / SAMPLES
     cost = _sample(context, shards, sampled, judge)
     clear_folder(context.out)
     agreement = _calibrate(context, shards, sampled)
@@ -82,13 +82,16 @@ def build(context: Context) -> Outcome:
     for path in selected:
         (context.out / SAMPLES).mkdir(exist_ok=True)
         path.replace(context.out / SAMPLES / path.name)
-    shown = itertools.islice(read_rows(context.out / SAMPLES, Sample), SHOWN)
     prompts = {problem.id: problem.text for problem in read_problems(shards[0].problems)}
+    shown = [
+        {"prompt": prompts.get(s.problem_id, ""), "completion": s.completion, "verdict": s.verdict, "reason": s.reason}
+        for s in itertools.islice(read_rows(context.out / SAMPLES, Sample), SHOWN)
+    ]
     cost |= {f"judge_{name}": value for name, value in judged.cost().items()}
     return Outcome(
         counts=counts_of(statistics) | _given_counts(context, given),
         metrics={"kept_share": statistics["kept"] / statistics["sampled"], **agreement, **judged.shares(), **cost},
-        tables={"samples": [_row(sample, prompts.get(sample.problem_id, "")) for sample in shown]},
+        tables={"samples": shown},
     )
 
 
@@ -142,7 +145,7 @@ def _sample(
 ) -> dict[str, float]:
     """Samples every missing shard. Returns the cost, and counts of what the judge did."""
     config: SFTData = context.config
-    missing = [shard for shard in shards if not shard.samples(folder).exists()]
+    missing = [shard for shard in shards if not shard.is_sampled(folder)]
     logger.info("%d of %d shards are sampled already", len(shards) - len(missing), len(shards))
     if not missing:
         return {}
@@ -155,6 +158,8 @@ def _sample(
         {"name": shard.key, "problems": [shard.problems], **task_of_all, **_of_teacher(context, shard)}
         for shard in missing
     ]
+    # Not the result of a job that had finished: what it sampled was deleted since.
+    (context.attempt.work / "trainer" / DONE).unlink(missing_ok=True)
     result = context.run_job(
         "sample",
         out=folder,
@@ -270,10 +275,6 @@ def _about(context: Context, agreement: Mapping[str, float], judged: JudgeCounts
         "judge": {"kind": config.judge.kind, **agreement, **judged.verdicts()},
         "judge_prompts": PROMPT_DIGESTS | verifying_digests(config.judge),
     }
-
-
-def _row(sample: Sample, prompt: str) -> dict[str, Any]:
-    return {"prompt": prompt, "completion": sample.completion, "verdict": sample.verdict, "reason": sample.reason}
 
 
 def _own_rewards(config: SFTData) -> list[str]:

@@ -7,8 +7,10 @@ sources' shards are reused.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,9 +48,22 @@ class ProblemShard:
         """Path where the job of grpo/sampling/job.py writes this shard's samples."""
         return folder / self.key / "shard-00000.parquet"
 
+    def is_sampled(self, folder: Path) -> bool:
+        """Whether that file is there. Marks its folder as used now, for `unused`."""
+        path = self.samples(folder)
+        with contextlib.suppress(FileNotFoundError, PermissionError):  # it may be somebody else's in a shared home
+            os.utime(path.parent)
+        return path.exists()
+
     def is_general(self) -> bool:
         """Whether its problems are general prompts. A teacher, if there is one, answers these only."""
         return next(read_rows(self.problems, Problem)).domain == "general"
+
+
+def unused(folder: Path, since: float) -> list[Path]:
+    """Folders of shards below `folder` that nobody has sampled or used since a time, seconds since 1970."""
+    shards = [path for path in sorted(folder.glob("*")) if path.is_dir()]
+    return [path for path in shards if all(file.stat().st_mtime < since for file in [path, *path.rglob("*")])]
 
 
 def cut(

@@ -38,6 +38,8 @@ class Attempt:
 
     `out` is the folder that will be published. `state` is what the attempt needs to continue after a kill
     (checkpoints); it is removed at publication. `lock_fd` can be passed to a subprocess, which then holds the lock too.
+    `continues`: whether it goes on with an earlier attempt's work. `forced`: whether it makes all of it anew, as that
+    attempt did or by itself.
     """
 
     def __init__(self, root: Path, backend: Backend, stage: str, key: str, lock_fd: int):
@@ -47,16 +49,16 @@ class Attempt:
         self.work = root / "work" / f"{stage}-{key[:16]}"
         self.out = self.work / "out"
         self.state = self.work / "state"
-        self.continues = False  # whether it continues the work of an earlier attempt
+        self.continues = False
+        self.forced = False
         self._root = root
         self._backend = backend
-        self._forced = False
         self._began = time.monotonic()
 
     def open(self, force: bool, uses: Collection[str] = ()) -> None:
         """Prepare the folders, keeping the work of an earlier attempt unless `force` asks for a fresh one."""
         record = self.work / "attempt.json"
-        self._forced = force
+        self.forced = force
         try:
             forced = json.loads(record.read_text())["forced"]
         except (OSError, ValueError, KeyError, TypeError):
@@ -69,7 +71,7 @@ class Attempt:
             values = {"stage": self.stage, "key": self.key, "forced": force, "began": utc_now()}
             _write_json(record, {**values, "uses": sorted(uses)})
         else:
-            self.continues = True
+            self.continues, self.forced = True, forced
             logger.info("continuing what an earlier attempt left in %s", self.work)
         self.out.mkdir(exist_ok=True)
         self.state.mkdir(exist_ok=True)
@@ -134,7 +136,7 @@ class Attempt:
                 _write_json(manifest_path, manifest.to_dict())
                 return manifest
 
-            published = self._backend.publish(self.out, self.stage, self.key, seal, forced=self._forced)
+            published = self._backend.publish(self.out, self.stage, self.key, seal, forced=self.forced)
         shutil.rmtree(self.work, ignore_errors=True)
         return published
 

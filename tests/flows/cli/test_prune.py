@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+from tasks.sft_data.shards import ProblemShard
 from tasks.store.manifest import Manifest, artifact_key
 from tasks.store.store import Store
 from tasks.tracking.client import Tracking
@@ -87,5 +89,24 @@ def test_old_runs_go_with_their_stages_and_reports_if_nothing_of_them_stays(tmp_
     assert left() == {n for name in [*days][1:] for n in (name, f"sft of {name}")}
     assert {path.stem for path in (tmp_path / "reports").iterdir()} == {ids[name][:12] for name in [*days][1:]}
     record.client.restore_run(ids["old"])  # nothing is lost until `mlflow gc`
+    assert "samples" not in done.stdout  # there are none
     refused = mine("prune", "--runs-older-than", "0")
     assert refused.returncode == 2 and refused.stderr == "error: --runs-older-than 0: give days, more than 0\n"
+
+
+def test_samples_go_when_no_run_has_used_them_for_so_long(tmp_path: Path, r1: Any) -> None:
+    days = time.time() - 9 * 86400
+    shards = {name: ProblemShard(name, "sums", 1, tmp_path) for name in ("old", "used", "new")}
+    for shard in shards.values():
+        path = shard.samples(tmp_path / "samples")
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"s" * 1000)
+        if shard.key != "new":
+            for each in (path, path.parent):
+                os.utime(each, (days, days))
+    assert shards["used"].is_sampled(tmp_path / "samples")
+    done = type(r1)(tmp_path)("prune", "--runs-older-than", "7", "--yes", "--json")
+    assert json.loads(done.stdout)["removed"] == [
+        {"what": "samples that no run has used since, 1 shards", "bytes": 1000}
+    ]
+    assert {path.name for path in (tmp_path / "samples").iterdir()} == {"used", "new"}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +14,13 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 from flows.recipe.load import load_recipe
 from flows.stage_contract.stage import hashed_config
 from flows.stages import alignment_rl, r1_zero, reasoning_rl, rlhf_ppo
+from flows.stages.problems import HELD_OUT, TEST_SETS
 from grpo.config.common import Hardware, Optimizer
 from grpo.config.supervised import Pretrain
+from grpo.data.records import Problem, write_rows
 from grpo.errors import InputError
 from grpo.scoring.reward_model import RewardModelScorer
+from grpo.training.preferences import read_preferences
 from grpo.training.pretrain import train_tokenizer
 
 
@@ -35,6 +41,22 @@ def test_pairs_of_dpo_enter_the_key_and_belong_to_dpo() -> None:
     assert "files" not in load_recipe("tiny").reasoning_rl.dpo.model_dump()
     with pytest.raises(InputError, match="dpo.files are pairs for method 'dpo'; method is 'grpo'"):
         load_recipe("tiny", ['reasoning_rl.dpo={files=["a.jsonl"]}'])
+
+
+def test_pairs_of_dpo_are_about_no_prompt_of_the_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "problems" / TEST_SETS).mkdir(parents=True)
+    for name, prompt in ((HELD_OUT, "Held out?"), (f"{TEST_SETS}/set.parquet", "In a test set?")):
+        problem = Problem(prompt, [{"role": "user", "content": prompt}], "1", "exact", "reasoning", "en", "file")
+        write_rows(tmp_path / "problems" / name, [problem], Problem)
+    rows = [{"prompt": p, "chosen": "a", "rejected": "b"} for p in ("held OUT?", "In a test set?", "Elsewhere?")]
+    file = tmp_path / "pairs.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    context: Any = SimpleNamespace(attempt=SimpleNamespace(state=tmp_path), path=lambda name: tmp_path / name)
+    kept, _ = read_preferences(reasoning_rl._pairs(context, [file]), "pairs")
+    assert [row["messages"][-1]["content"] for row in kept] == ["Elsewhere?"]
+    file.write_text(json.dumps(rows[0]))
+    with pytest.raises(InputError, match="all pairs are about prompts of the evaluation"):
+        reasoning_rl._pairs(context, [file])
 
 
 def test_another_name_is_refused() -> None:

@@ -204,6 +204,7 @@ with store.attempt("sft", KEY) as attempt:
     with store.attempt("sft", KEY) as attempt:
         assert time.monotonic() - began < 10
         assert (attempt.state / "step-2").read_text() == "checkpoint"
+        assert attempt.continues and not attempt.forced
     assert (attempt.state / "step-2").exists()  # not published: still kept
     with store.attempt("sft", KEY, force=True) as attempt:  # forced: the work of an unforced attempt is not re-entered
         assert list(attempt.state.iterdir()) == []
@@ -220,6 +221,8 @@ def test_a_killed_forced_attempt_is_continued_by_force(tmp_path):
     kill(child)
     store = Store(tmp_path)
     assert store.find(KEY).attempt == 1
+    with store.attempt("sft", KEY) as attempt:
+        assert attempt.continues and attempt.forced  # without being asked again
     with store.attempt("sft", KEY, force=True) as attempt:
         assert (attempt.state / "step-2").exists()
         (attempt.out / "w").write_text("2")
