@@ -17,7 +17,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.states import AwaitingRetry, Cancelled, Crashed
@@ -106,8 +106,8 @@ def runs_in(client: SyncPrefectClient, types: list[StateType], ids: list[UUID] |
 
 
 def _recipe_flows(client: SyncPrefectClient) -> set[UUID]:
-    names = {flow.name for flow in RECIPE_FLOWS.values()}
-    return {flow.id for flow in client.read_flows() if flow.name in names}
+    named = FlowFilter.model_validate({"name": {"any_": sorted({flow.name for flow in RECIPE_FLOWS.values()})}})
+    return {flow.id for flow in client.read_flows(flow_filter=named)}
 
 
 def living() -> set[str]:

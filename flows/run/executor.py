@@ -6,6 +6,7 @@ The Prefect flows in flows/prefect_flows.py call this.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from flows.home import store, tracking
@@ -96,6 +97,9 @@ def _run(
 ) -> dict[str, Any]:
     active_gates = check_gates(recipe.gates, graph, selection.approve)
     selection.check(graph, active_gates)
+    # Once, so that all stages read the same, whatever another run makes meanwhile.
+    given = {stage: resolve(reference, stage).exact for stage, reference in selection.inputs.items()}
+    selection = replace(selection, inputs=given)
     steps = [step for step in graph if selection.runs(graph, step.name)]
     run_step: RunStep = run_here
     if dispatched:

@@ -86,6 +86,7 @@ def test_a_deployed_run_is_suspended_and_its_worker_goes_home(server: Server, sm
         run = wait(lambda: server.run_in("Suspended"), "the suspension")
         assert run["id"] == made["id"]
         wait(lambda: not _flow_processes(runner.pid), "the end of the process that was suspended")
+        assert recorded(small) == [("WAITING", None)]
     server.stop()
     server.start()
     with _serving(environment, small.home.parent / "runner.log"):
@@ -99,6 +100,12 @@ def test_a_deployed_run_is_suspended_and_its_worker_goes_home(server: Server, sm
     ]  # fmt: skip
     assert len(list(small.home.glob("artifacts/problems/*/*"))) == 1  # made once, reused after the resumption
     assert decision(small)["who"] == "Ada"
+    assert recorded(small) == [("FINISHED", None)]
+
+
+def recorded(r1: R1) -> list[tuple[str, str | None]]:
+    """Of each recipe run: its status, and the stage that failed."""
+    return [(run["status"], run["failed"]) for run in json.loads(r1("runs", "--json").stdout)["runs"]]
 
 
 @pytest.mark.slow

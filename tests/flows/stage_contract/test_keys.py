@@ -269,6 +269,20 @@ def test_a_given_stage_is_not_made_and_keeps_its_alias(toys: list[Step], monkeyp
     assert store().resolve(planned.key or "").inputs["first"].digest == given["digest"]
 
 
+def test_all_stages_read_the_same_given_artifact(toys: list[Step], monkeypatch: pytest.MonkeyPatch) -> None:
+    given = run(FIRST, text="given")
+
+    def overtaken(step: Step, *arguments: Any) -> dict[str, Any]:
+        made = run_stage(step.stage, *arguments)
+        run(FIRST, text=f"newer than {step.name}")
+        return made
+
+    monkeypatch.setattr(executor, "run_here", overtaken)
+    third = Step(Stage("third", 1, ("first", "second"), build), section=lambda recipe: Config())
+    made = ran([*toys, third], StageSelection(inputs={"first": "latest"}))
+    assert {store().resolve(key).inputs["first"].digest for _, key in made} == {given["digest"]} and len(made) == 2
+
+
 def test_why_names_other_causes_only(earlier: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     old = store().resolve(run(FIRST, save_every=10)["key"])
     read = store().resolve(run(SECOND)["key"])
