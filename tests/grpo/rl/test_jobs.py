@@ -199,7 +199,7 @@ def test_step_rewards_that_fail_are_counted_and_the_outcome_stands_alone(rl_fiel
 @pytest.mark.parametrize("ahead", [{}, {"rollouts_ahead": 1, "minibatches": 4}], ids=["", "ahead"])
 def test_weights_that_are_no_numbers_roll_back_and_then_stop(ahead, rl_fields, tmp_path):
     settings = {**RL, "save_every": 1, "optimizer": {"learning_rate": 0.9, "max_grad_norm": 1e30}}
-    # A larger coefficient would make a gradient infinite of a first KL that differs from 0 by rounding, as on some CPUs.
+    # A larger coefficient would make the first gradient infinite where the KL differs from 0 by rounding: on some CPUs.
     settings |= {"clip_eps_high": 1e30, "kl_coef": 1e3, "health": {"max_roll_backs": 1}, **ahead}
     done = run(write_job(tmp_path, "rl", **{**rl_fields, "settings": settings}), expected=1)
     notices = [line.removeprefix("notice: ") for line in done.stderr.splitlines() if line.startswith("notice: ")]
