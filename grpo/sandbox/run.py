@@ -205,7 +205,11 @@ def _isolating(python: str) -> list[str]:
     """Options that keep the user's packages and the program's folder off an interpreter's path. -I does, and ignores
     PYTHON* too, of which the program has only our hash seed; it is for interpreters before 3.11, which have no -P."""
     new = [python, "-I", "-S", "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
-    return ["-s", "-P"] if subprocess.run(new, stderr=subprocess.DEVNULL).returncode == 0 else ["-I"]
+    try:
+        knows = subprocess.run(new, stderr=subprocess.DEVNULL).returncode == 0
+    except OSError:  # there is no such interpreter, which its first program will tell
+        knows = False
+    return ["-s", "-P"] if knows else ["-I"]
 
 
 def _needed(python: str) -> list[str]:
