@@ -21,6 +21,11 @@ def letters(problem: Problem, response: Response) -> float:
     return sum(map(str.isalpha, response.text)) / max(1, len(response.text))
 
 
+def takes_half_a_second(problem: Problem, response: Response) -> float:
+    time.sleep(0.5)
+    return 1.0
+
+
 def doubtful(problem: Problem, response: Response) -> float:
     """It says that it is quick, and fails for completions that are empty."""
     return len(response.text) / len(response.text)

@@ -14,7 +14,7 @@ from flows.installation.orphans import OrphanSweeper
 from flows.prefect_flows import RECIPE_FLOWS
 from flows.run.dispatch_decisions import TRIES
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,22 +13,16 @@ from grpo.config.scoring import Scoring
 from grpo.data.completions import TextCompletions
 from grpo.data.records import Problem, Sample, read_samples
 from grpo.errors import TrainingStopped
-from grpo.rewards.functions import Response
 from grpo.sampling.journal import Journal
 from grpo.sampling.shard import Shard
 from grpo.scoring.scorer import Scorer
 from tests.support.job_runner import user
 from tests.support.user_engines import Adder
 
-SLOW = "tests.grpo.sampling.test_failed_rewards:takes_half_a_second"
+SLOW = "tests.support.user_rewards:takes_half_a_second"
 PROBLEMS = [
     Problem(f"sums{i}", user(f"What is {i} + 1?"), str(i + 1), "number", "reasoning", "en", "sums") for i in range(2)
 ]
-
-
-def takes_half_a_second(problem: Problem, response: Response) -> float:
-    time.sleep(0.5)
-    return 1.0
 
 
 class Counting(Adder):
