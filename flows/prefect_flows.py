@@ -7,6 +7,7 @@ All flows have the same parameters, which are the fields of their form in Prefec
 # name, and then could not look the names up.
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
@@ -60,14 +61,15 @@ def name_of_run() -> str:
         return f"{recipe}: refused"
 
 
-def stage_names(graph: Callable[[Recipe], Sequence[Step]]) -> list[str]:
+@functools.cache  # a form asks for it many times
+def stage_names(graph: Callable[[Recipe], Sequence[Step]]) -> tuple[str, ...]:
     """The stages of a graph over all shipped recipes, with up to LISTED_ROUNDS rounds of alignment."""
     names: dict[str, None] = {}
     for name in shipped():
         for overrides in ([], [f"alignment.rounds={LISTED_ROUNDS}"]):
             with contextlib.suppress(InputError):  # the recipe lacks a section that this graph or a second round needs
                 names |= dict.fromkeys(step.name for step in graph(load_recipe(name, overrides)))
-    return list(names)
+    return tuple(names)
 
 
 def _recipe_flow(name: str, graph: Callable[[Recipe], Sequence[Step]]) -> Callable[[_F], Flow[..., dict[str, Any]]]:

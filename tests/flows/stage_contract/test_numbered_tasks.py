@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from prefect import flow
@@ -11,6 +11,12 @@ from prefect.context import TaskRunContext
 from prefect.testing.utilities import prefect_test_harness
 
 from flows.stage_contract.numbered_tasks import run_numbered
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server() -> Iterator[None]:
+    with prefect_test_harness(server_startup_timeout=None):  # the setting of conftest.py
+        yield
 
 
 @pytest.mark.parametrize(("at_once", "threads"), [(1, 1), (2, 2)])
@@ -42,7 +48,6 @@ def test_results_in_order_with_a_name_each_and_no_more_at_once_than_allowed(at_o
         names = [named(number) for number in range(4)]
         return run_numbered(square, "filter", names, at_once, lambda done, of: told.append((done, of)))
 
-    with prefect_test_harness(server_startup_timeout=None):  # the setting of conftest.py
-        assert all_of_them() == [0, 1, 4, 9]
+    assert all_of_them() == [0, 1, 4, 9]
     assert ran == {number: f"filter {number} of 4" for number in range(4)} and most == threads
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
