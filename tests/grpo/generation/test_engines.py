@@ -35,7 +35,7 @@ def test_a_rollout_ahead_is_one_update_old_and_corrected(ahead):
     assert "logprob_mismatch" in records[0]  # the first is sampled by the policy itself
     assert all(0 < r["sampler_difference"] <= r["sampler_difference_max"] for r in records[1:])
     assert all("logprob_mismatch" not in r for r in records[1:])  # the policy moved: that is no fault of the sampler
-    assert all(r["ratio_max"] == pytest.approx(1, abs=1e-5) for r in records)  # one update: the clip sees the policy itself
+    assert all(r["ratio_max"] == pytest.approx(1, abs=1e-5) for r in records)  # one update: the clip sees the policy
     assert result(ahead)["steps_completed"] == 12
 
 
