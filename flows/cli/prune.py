@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         if args.yes:
             shutil.rmtree(folder, ignore_errors=True)
     if args.runs_older_than is not None and (shards := _old_samples(args.runs_older_than)):
-        row(f"samples that no run has used since, {len(shards)} shards", sum(map(size_of, shards)), True)
+        row(f"samples, {len(shards)} shards unused for so long", sum(map(size_of, shards)), True)
         for folder in shards if args.yes else []:
             shutil.rmtree(folder, ignore_errors=True)
     if args.yes:

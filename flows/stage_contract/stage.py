@@ -41,8 +41,6 @@ NOT_HASHED = {
 where a health check rolls back, and so does the time that steps take, by which checkpoints are due too; that is
 accepted. Settings that only bound memory change the order of sums.)"""
 
-DONE = "done.json"
-"""File with the result of a finished job, in its folder."""
 ALONE = "single-stages"
 """MLflow experiment for stages that run outside of a recipe."""
 
@@ -161,11 +159,13 @@ class Context:
         """Name of a task's run: `sft: trainer, tiny seed 0`. A function, because Prefect fills in braces of strings."""
         return lambda: self.where.name_run(f"{self.stage.name}: {what},", self.seed)
 
-    def run_job(self, kind: str, name: str = "trainer", out: Path | None = None, **values: Any) -> dict[str, Any]:
+    def run_job(
+        self, kind: str, name: str = "trainer", out: Path | None = None, again: bool = False, **values: Any
+    ) -> dict[str, Any]:
         """Runs a job of grpo/ in a subprocess and returns its result. Its metrics go to MLflow and the progress line.
 
         A second call with the same `name`, after a kill, continues from the job's last checkpoint. If the job had
-        already finished, its result is returned at once, and its metrics go to the MLflow run of this attempt.
+        finished, and is not to run `again`, its result is returned at once; its metrics go to this attempt's own run.
         """
         from prefect import task
         from prefect.cache_policies import NO_CACHE
@@ -180,8 +180,8 @@ class Context:
             self._on_metrics(prefix, read_metrics(metrics))
         completions = CompletionsTable(self.tracking, self.run_id, f"{prefix}completions")
         completions.add(read_metrics(work / COMPLETIONS))
-        done = work / DONE
-        if done.is_file():
+        done = work / "done.json"
+        if done.is_file() and not again:
             finished: dict[str, Any] = json.loads(done.read_text())
             return finished
         job = {

@@ -19,7 +19,7 @@ from typing import Any
 from flows.home import home
 from flows.recipe.data_sections import SFTData
 from flows.stage_contract.numbered_tasks import run_numbered
-from flows.stage_contract.stage import DONE, Context, Outcome, Stage, clear_folder, hashed_values
+from flows.stage_contract.stage import Context, Outcome, Stage, clear_folder, hashed_values
 from flows.stages.problems import BAD_RECORDS, TRAIN, evaluated_files
 from grpo.config.judge import JudgeSettings
 from grpo.data.records import Problem, Sample, read_problems, read_rows, write_rows
@@ -158,8 +158,6 @@ def _sample(
         {"name": shard.key, "problems": [shard.problems], **task_of_all, **_of_teacher(context, shard)}
         for shard in missing
     ]
-    # Not the result of a job that had finished: what it sampled was deleted since.
-    (context.attempt.work / "trainer" / DONE).unlink(missing_ok=True)
     result = context.run_job(
         "sample",
         out=folder,
@@ -169,6 +167,7 @@ def _sample(
         judge=judge,
         hardware=config.hardware,
         ray=config.ray,
+        again=True,  # if it had finished, somebody has deleted what it sampled
     )
     return {"sampling_device_hours": result["engine_s"] / 3600} | judged_answers(result)
 

@@ -1,4 +1,4 @@
-"""Loads libraries as torch and transformers: bounded in time, and out of the garbage collector's sight."""
+"""Loading of large libraries such as torch: bounded in time, and left alone by the garbage collector."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from grpo.errors import InputError
 from grpo.scoring.sandbox_walls import check_walls
 
 ALL = ""
-_STATE = ("positions", "taken", "asked", "resting")
 
 
 class ProblemOrder:
@@ -58,12 +57,13 @@ class ProblemOrder:
         self.resting[problem.id] = self.asked[problem.id] + 1 + self.curriculum.rest
 
     def state(self) -> dict[str, Any]:
-        return {name: dict(getattr(self, name)) for name in _STATE}
+        passes = {"asked": dict(self.asked), "resting": dict(self.resting)}
+        return {"positions": dict(self.positions), "taken": dict(self.taken), **passes}
 
     def restore(self, state: dict[str, Any]) -> None:
         """The inverse of `state`. Earlier versions' states have no "asked"."""
-        for name in _STATE:
-            setattr(self, name, dict({"asked": {}, **state}[name]))
+        self.positions, self.taken, self.resting = (dict(state[k]) for k in ("positions", "taken", "resting"))
+        self.asked = dict(state.get("asked", {}))
 
     def _due_source(self) -> str:
         return min(self.sources, key=lambda name: (self.taken[name] + 1) / self.weights[name])

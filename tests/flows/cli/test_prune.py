@@ -106,7 +106,5 @@ def test_samples_go_when_no_run_has_used_them_for_so_long(tmp_path: Path, r1: An
                 os.utime(each, (days, days))
     assert shards["used"].is_sampled(tmp_path / "samples")
     done = type(r1)(tmp_path)("prune", "--runs-older-than", "7", "--yes", "--json")
-    assert json.loads(done.stdout)["removed"] == [
-        {"what": "samples that no run has used since, 1 shards", "bytes": 1000}
-    ]
+    assert json.loads(done.stdout)["removed"] == [{"what": "samples, 1 shards unused for so long", "bytes": 1000}]
     assert {path.name for path in (tmp_path / "samples").iterdir()} == {"used", "new"}
