@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo.errors import InputError
+from grpo.processes.stop_request import signals_ignored
 from grpo.secret_values import masked
 from tasks.store.manifest import Manifest
 from tasks.tracking import connection
@@ -30,7 +31,6 @@ from tasks.tracking.run_owner import (
     end_runs_of_dead_processes,
     origin_tags,
     owner_tags,
-    undisturbed,
 )
 from tasks.tracking.tags import (
     DATA_CONTEXT_TAG,
@@ -259,7 +259,7 @@ class Tracking(Connection):
     def fail(self, run_id: str, error: BaseException, tags: Mapping[str, str]) -> None:
         """Closes a run that ended with an error: as FAILED, or as KILLED if it was stopped. A second signal cannot
         interrupt this."""
-        with undisturbed():
+        with signals_ignored():
             self.set_tags(run_id, {**tags, ERROR_TAG: masked(str(error))[:500]})
             self.finish(run_id, "FAILED" if isinstance(error, Exception) else "KILLED")
 

@@ -19,7 +19,7 @@ from grpo.processes.exhausted import OUT_OF_MEMORY, says_out_of_memory, text_say
 from grpo.secret_values import without_user
 from tasks.tracking.database import make_database
 from tasks.tracking.names import metric_name
-from tasks.tracking.outbox import Outbox, is_refused
+from tasks.tracking.outbox import Outbox, is_refused, unbroken
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -65,8 +65,6 @@ class Connection:
         # Logs its start and end, and failures that are reported here anyway.
         logging.getLogger("mlflow.system_metrics.system_metrics_monitor").setLevel(logging.CRITICAL)
         logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)  # logs every retry
-        # A signal that arrives within a query leaves a cursor that cannot be closed.
-        logging.getLogger("sqlalchemy.pool").setLevel(logging.CRITICAL)
         # Registering a model version looks up its model at the global URI, whatever the client's URI is.
         mlflow.set_tracking_uri(self.uri)
         if self.sqlite:
@@ -134,7 +132,8 @@ class Connection:
         deadline = time.monotonic() + (MAX_AWAY_S if self._reached else patience_s)
         while True:
             try:
-                value = call()
+                with unbroken(self.uri):
+                    value = call()
                 self._reached = True
                 return value
             except InputError:

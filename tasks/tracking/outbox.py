@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpo.errors import InputError
+from grpo.processes.stop_request import signals_delayed
 from grpo.secret_values import masked
 
 logger = logging.getLogger(__name__)
@@ -64,7 +66,8 @@ class Outbox:
     def try_now(self, what: str, call: Callable[[], object]) -> bool:
         """Makes the call once. Returns False if MLflow could not be reached, so that a retry may succeed."""
         try:
-            call()
+            with unbroken(self.uri):
+                call()
         except Exception as error:  # boundary to MLflow: each library below it raises its own errors
             if is_refused(error):
                 logger.warning("MLflow refuses %s: %s", what, masked(str(error))[:300])
@@ -84,6 +87,12 @@ class Outbox:
         if not self._warned:
             logger.warning("MLflow at %s fails (%s: %s)", self.uri, what, masked(str(error))[:300])
             self._warned = True
+
+
+def unbroken(uri: str) -> contextlib.AbstractContextManager[None]:
+    """For one call to MLflow. Delays signals if it is a file: one that raised within a transaction would leave the file
+    locked, and the end of the run could not be recorded. A call to a server may be broken off at any point."""
+    return signals_delayed() if uri.startswith("sqlite:") else contextlib.nullcontext()
 
 
 def is_refused(error: Exception) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from grpo.processes.lifetime import process_name
 from tasks.estimate.origin import origin
@@ -82,18 +79,3 @@ def delete_repeats(connection: Connection, token: str, run_id: str) -> None:
         if run.info.run_id != run_id:
             connection.client.set_terminated(run.info.run_id, "KILLED")  # a deleted run keeps its status
             connection.client.delete_run(run.info.run_id)
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ignores SIGINT and SIGTERM inside the block. Used when a run is being stopped anyway: a second Ctrl-C would leave
-    it RUNNING. Only works in the main thread; does nothing in others."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
