@@ -146,6 +146,9 @@ _EQUALS = re.compile(r"\\.|[{}=]", re.DOTALL)
 _SCRIPT = re.compile(r"[_^] ?(?:\{[^{}]*+\}|[a-zA-Z0-9]++)")
 _STATES = re.compile(r"(?<![\w.])\d|(?<!\\)[,;]|\b(?:or|and|oder|und|ou|et)\b")
 """Matches what a name does not hold: a number of its own, or a mark between several answers."""
+_DIGIT = r" ?(?:[1-9]|\{[1-9]\})"
+_COEFFICIENT = re.compile(rf"\\[dt]?frac{_DIGIT}{_DIGIT}(?![0-9])|(?<=\}})\{{[1-9]\}}|(?<![\w.])[1-9](?= ?(?:\\pi|\())")
+"""Matches a number that belongs to a formula: those of ``\\frac{1}{2}bh``, ``2\\pi r``, ``2(l + w)``."""
 
 
 def sides(text: str, symbolic: bool = False) -> tuple[str, list[str]]:
@@ -171,11 +174,11 @@ def _is_name(side: str) -> bool:
 
 
 def _is_only_name(side: str) -> bool:
-    """Whether a side between two equals signs names a value and states none: CD in ``AB = CD = 7``, but not ``43y`` in
-    ``x = 43y = 42``."""
+    r"""Whether a side between two equals signs names a value and states none: CD in ``AB = CD = 7`` and the formula in
+    ``A = \frac{1}{2}bh = 42``, but not ``43y`` in ``x = 43y = 42``."""
     if SIMPLE_NAME.fullmatch(side):
         return True
-    return _is_name(side) and not _STATES.search(_COMMAND.sub(" ", _SCRIPT.sub("", side)))
+    return _is_name(side) and not _STATES.search(_COMMAND.sub(" ", _COEFFICIENT.sub(" ", _SCRIPT.sub("", side))))
 
 
 def _split(text: str) -> Iterator[str]:
