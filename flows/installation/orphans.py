@@ -8,6 +8,7 @@ for those that still run.
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from dataclasses import dataclass, field
@@ -66,8 +67,10 @@ class OrphanSweeper:
                     self._set(run, AwaitingRetry(message="It lost its process and starts again."))
 
     def _crashes(self, run: FlowRun) -> int:
-        """How often a run crashed. Its `run_count` also counts each time that it went on after a gate."""
-        return sum(state.is_crashed() for state in self.client.read_flow_run_states(run.id))
+        """How often a run that has just crashed was started again, and once more. Its `run_count` also counts each time
+        that it went on after a gate. A living process whose heartbeat was late is marked as crashed, too."""
+        states = sorted(self.client.read_flow_run_states(run.id), key=lambda state: state.timestamp)
+        return 1 + sum(a.is_crashed() and b.is_scheduled() for a, b in itertools.pairwise(states))
 
     def _deployed(self, run: FlowRun) -> UUID | None:
         """The flow run whose process runs this one: itself, or the recipe around it. None if it runs in a terminal,

@@ -245,7 +245,7 @@ def make_engine(model: str, settings: RL, models: PolicySource, eos_id: int) -> 
     """The engine that the settings choose."""
     vllm = settings.engine
     if vllm is None:
-        needs = Needs(settings.sampling, _other_samplings(settings), bool(settings.rollouts_ahead))
+        needs = Needs(settings.sampling, _samplings(settings), bool(settings.rollouts_ahead))
         name = choose_sampler(settings.hardware, needs).name
         if name == "own" and settings.rollouts_ahead:
             return CopiedWeights(model, settings, eos_id)
@@ -259,12 +259,14 @@ def make_engine(model: str, settings: RL, models: PolicySource, eos_id: int) -> 
         engine = LocalVLLM(model, vllm, eos_id=eos_id, dtype=settings.hardware.dtype)
     else:
         engine = ServerVLLM(model, vllm, eos_id=eos_id)
-    check_ahead([settings.sampling, *_other_samplings(settings)], engine.longest)
+    check_ahead(_samplings(settings), engine.longest)
     return engine
 
 
-def _other_samplings(settings: RL) -> list[Sampling]:
-    """Those of later steps, which may have longer completions, and of validations."""
-    later = [settings.sampling.model_copy(update={"max_new_tokens": n}) for n in settings.max_new_tokens_from.values()]
+def _samplings(settings: RL) -> list[Sampling]:
+    """Those of all steps, which may differ in length, and of validations."""
+    starts = [0, *(start for start in settings.max_new_tokens_from if start < settings.steps)]
+    lengths = sorted({settings.max_new_tokens(start) for start in starts})
+    of_steps = [settings.sampling.model_copy(update={"max_new_tokens": length}) for length in lengths]
     validation = settings.validation.sampling if settings.validate_every else None
-    return [*later, *([validation] if validation else [])]
+    return [*of_steps, *([validation] if validation else [])]

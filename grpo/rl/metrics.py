@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from grpo.processes.metrics_log import FAILURES_OF_KIND
 from grpo.rl.batch import CompletionGroup
 from grpo.rl.credit import teach_nothing
 from grpo.scoring.agreement import agreement
@@ -23,7 +24,7 @@ def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mappi
         "truncated_share": _mean([not c.finished for c in completions]),
         **agreement((group.problem, given) for group in groups for given in group.given),
         "reward_failures": float(failures.kinds.total()),
-        **{f"reward_failures_{kind}": float(count) for kind, count in sorted(failures.kinds.items())},
+        **{f"{FAILURES_OF_KIND}{kind}": float(count) for kind, count in sorted(failures.kinds.items())},
     }
 
 

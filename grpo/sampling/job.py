@@ -186,7 +186,7 @@ class Worker:
             problems = self._problems_of(place.task)[place.start : place.stop]
 
         def add(group: SampledProblem) -> None:
-            self.progress.add(group, shard.earlier(group))
+            self.progress.add(group, shard.earlier(group), shard.judged_earlier(group))
             self._tell(scorer)
 
         shard = Shard(place.task, problems, self.job.seed, add)
@@ -196,10 +196,12 @@ class Worker:
             self.progress.save()
 
     def _tell(self, scorer: Scorer) -> None:
-        """With each group, because a later attempt does not ask about it again."""
+        """With each group, because a later attempt does not ask about it again. Items are counted with their groups: a
+        later attempt judges those again that no group has yet."""
         if scorer.judge is not None:
             with self._lock:
                 counts = Counter(scorer.judge.voter.counts.to_dict())
+                del counts["items"], counts["items/undecided"]
                 self.progress.merge(Window(judge=counts - self._told))
                 self._told = counts
 

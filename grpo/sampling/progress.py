@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -70,7 +71,10 @@ def spent_file(state: Path, rank: int) -> Path:
 
 def judged(state: Path) -> dict[str, int]:
     """What the judges of all processes and attempts did."""
-    return dict(sum((_read(path).judge for path in state.glob("spent-*.json")), Counter[str]()))
+    counts = Counter[str]()
+    for path in state.glob("spent-*.json"):
+        counts.update(_read(path).judge)  # a sum of counters would drop what one of them has too much of
+    return {name: count for name, count in counts.items() if count}
 
 
 class Progress:
@@ -83,7 +87,8 @@ class Progress:
     def __init__(
         self, job: SampleJob, places: list[Place], metrics: Metrics | None, workers: int, spent: Path | None = None
     ):
-        """`spent`: the file of what this process spent, to which it adds, written every second; None: none is kept."""
+        """`spent`: the file of what this process spent, to which it adds, written when groups finish, at most once a
+        second; None: none is kept."""
         self.places, self.metrics = places, metrics
         self.of = sum(place.problems for place in places)
         self.workers = workers  # processes or actors
@@ -95,20 +100,27 @@ class Progress:
         self.tokens, self.judge, self._before_s = before.tokens, before.judge, before.engine_s
         self._lock = threading.Lock()
 
-    def add(self, group: SampledProblem, earlier: Earlier = None) -> None:
+    def add(
+        self, group: SampledProblem, earlier: Earlier = None, judged_earlier: Mapping[str, int] | None = None
+    ) -> None:
         """`earlier`: what an earlier attempt did with it. If sampled, it is no part of the speed; if scored, its tokens
-        were counted then."""
+        and judgments (`judged_earlier`) were counted then, if counts are kept."""
+        counted = earlier == "scored" and self._spent is not None
+        judge = Counter(group.judged)
+        if counted:
+            judge.subtract(judged_earlier or {})
         scored = [b["accuracy"] for b in group.rewards or () if "accuracy" in b]
         count = len(group.completions)
         self.merge(
             Window(
                 samples=0 if earlier else count,
                 tokens=0 if earlier else group.tokens,
-                spent=0 if earlier == "scored" else group.tokens + group.prompt_tokens * count,
+                spent=0 if counted else group.tokens + group.prompt_tokens * count,
                 problems=int(group.round == 0),
                 failures=sum(group.failures["kinds"].values()),
                 verdicts=Counter({group.source: len(scored)}),
                 right=Counter({group.source: group.right}),
+                judge=judge,
             )
         )
 
@@ -121,7 +133,7 @@ class Progress:
             setattr(self.window, name, getattr(self.window, name) + value)
         self.tokens += more.spent
         self.problems += more.problems
-        self.judge += more.judge
+        self.judge.update(more.judge)
         if time.perf_counter() - self._looked > _LOG_S:
             self._looked = time.perf_counter()
             self._write()

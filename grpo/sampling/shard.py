@@ -38,6 +38,7 @@ class SampledProblem:
     completions: list[tuple[str, int, bool]] = field(default_factory=list)
     rewards: list[dict[str, float]] | None = None
     failures: dict[str, Any] = field(default_factory=dict)
+    judged: dict[str, int] = field(default_factory=dict)  # items and items/undecided of grpo/judging/counts.py
 
     @property
     def right(self) -> int:
@@ -50,6 +51,7 @@ class SampledProblem:
 
 Earlier = Literal["sampled", "scored"] | None
 
+_OF_SCORES = ("rewards", "failures", "judged")
 _OF_LINE = {each.name for each in fields(SampledProblem)}
 
 
@@ -62,7 +64,7 @@ class Shard:
         self.task, self.problems, self.seed, self.done = task, problems, seed, done
         self.groups: dict[tuple[str, int], SampledProblem] = {}
         self._journaled: dict[tuple[str, int], SampledProblem] = {}
-        self._scored_earlier: set[tuple[str, int]] = set()
+        self._scored_earlier: dict[tuple[str, int], dict[str, int]] = {}  # and what was judged then
         self._by_id = {problem.id: problem for problem in problems}
 
     def make(self, path: Path, journal: Journal, engine: TextEngine, scorer: Scorer, failure_share: float) -> None:
@@ -73,10 +75,10 @@ class Shard:
                 raise InputError(f"{journal.path}: damaged: {str(line)[:80]!r} is no group; remove it to sample again")
             key = line["problem"], line["round"]
             self._journaled[key] = replace(self._journaled.get(key, SampledProblem(*key)), **line)
-        self._scored_earlier = {key for key, group in self._journaled.items() if group.rewards is not None}
+        self._scored_earlier = {k: group.judged for k, group in self._journaled.items() if group.rewards is not None}
         for group in self._journaled.values():
             if group.failures.get("broken"):  # perhaps not under other limits, or with the service up again
-                group.rewards, group.failures = None, {}
+                group.rewards, group.failures, group.judged = None, {}, {}
         number = 0
         while problems := self._open(number):
             for group, scores in self._under_way(self._written(problems, number, journal, engine), scorer):
@@ -94,6 +96,10 @@ class Shard:
         """What an earlier attempt did with the group."""
         key = group.problem, group.round
         return "scored" if key in self._scored_earlier else "sampled" if key in self._journaled else None
+
+    def judged_earlier(self, group: SampledProblem) -> dict[str, int]:
+        """`SampledProblem.judged` of an earlier attempt. It differs from the group's if that was scored again."""
+        return self._scored_earlier.get((group.problem, group.round), {})
 
     def _open(self, number: int) -> list[Problem]:
         """The problems to sample in round `number`."""
@@ -144,9 +150,7 @@ class Shard:
                     prompt_tokens=written.prompt_tokens,
                     completions=[(t.text, t.tokens, t.finished) for t in written.texts],
                 )
-                journal.append(
-                    {name: value for name, value in vars(group).items() if name not in ("rewards", "failures")}
-                )
+                journal.append({name: value for name, value in vars(group).items() if name not in _OF_SCORES})
                 self.groups[group.problem, number] = group
                 yield group
 
@@ -172,7 +176,8 @@ class Shard:
             failed = scored.failures
             group.rewards = scored.breakdowns
             group.failures = {"broken": failed.broken, "example": failed.example, "kinds": dict(failed.kinds)}
-            line = {name: getattr(group, name) for name in ("problem", "round", "rewards", "failures")}
+            group.judged = scored.judged
+            line = {name: getattr(group, name) for name in ("problem", "round", *_OF_SCORES)}
             journal.append(line)
         self.done(group)
 

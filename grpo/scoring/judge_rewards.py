@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from grpo.data.records import Problem
 from grpo.errors import InputError
@@ -32,6 +32,9 @@ class JudgedGroup:
     criteria: list[Criterion]
     rewards: Collection[str]
     decides_unsure: bool
+    counts: dict[str, int] = field(
+        default_factory=dict
+    )  # items and items/undecided of grpo/judging/counts.py, at the end
 
     @property
     def ready(self) -> bool:
@@ -47,6 +50,7 @@ class JudgedGroup:
         - rubric: the score of the rubric
         """
         verdicts = self.verdicts.finish()
+        self.counts = {"items": len(verdicts), "items/undecided": [*verdicts.values()].count(None)}
         failures: list[list[Failure]] = []
         of_each = zip(breakdowns, given, self.claims, self.checks, strict=True)
         for breakdown, given_scores, claim, checks in of_each:

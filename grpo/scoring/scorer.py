@@ -194,6 +194,7 @@ class Scored:
     given: list[dict[str, float]]  # of these, what rules and the judge gave
     steps: list[list[tuple[int, float]]] | None  # (character where a step ends, its reward); None: outcome supervision
     failures: Failures
+    judged: dict[str, int] = field(default_factory=dict)  # items and items/undecided of grpo/judging/counts.py
 
 
 @dataclass
@@ -235,7 +236,7 @@ class Scores:
             values = [*result.values(), *(() if steps is None else (steps[i],)), *undecided[i]]
             failures.count([value for value in values if isinstance(value, Failure)])
         step_scores = None if steps is None else [[] if isinstance(step, Failure) else step for step in steps]
-        return Scored(breakdowns, given, step_scores, failures)
+        return Scored(breakdowns, given, step_scores, failures, self.judged.counts if self.judged else {})
 
     def _quick(self) -> list[dict[str, Any]]:
         if self.together is None:

@@ -96,8 +96,8 @@ def fit(
                 raise TrainingStopped(f"{event.name}: {event.message}")
             goes_on = step < steps and not (selection and selection.stops)
             stops, due = parallel.any(request.asked), parallel.broadcast(clock.due)
-            # Not after a skipped step: if all that follow are skipped, too, the weights are no state to return to.
-            if goes_on and moved and (stops or due or step % settings.save_every == 0):
+            # After a skipped step only at a stop: if all that follow are skipped, too, it is no state to return to.
+            if goes_on and (stops or (moved and (due or step % settings.save_every == 0))):
                 state = {"validation": selection.state()} if selection else {}
                 with clock.saving():
                     checkpoint.save(parallel, job.state, step, *kept, state)

@@ -126,6 +126,7 @@ class DemonstrationFilters(FilterSettings):
         for name in _OF_GROUPS:
             if getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} has no effect on cold-start demonstrations; leave it out")
+        self.model_fields_set.difference_update(_OF_GROUPS)  # forms, in which they are missing, refuse what is set
         return self
 
 

@@ -30,6 +30,7 @@ from tasks.store.manifest import Manifest
 logger = logging.getLogger(__name__)
 
 _LOCK_POLL_S = 0.2
+_KEYS: dict[str, str] = {}  # digest -> key of the artifacts that this process has listed, in any store
 
 
 class Store:
@@ -72,8 +73,11 @@ class Store:
             return of_stage[-1]
         if not re.fullmatch("[0-9a-f]{6,64}", ref):
             raise InputError(f"{ref!r}: give 6 or more hex characters of a key or digest, or latest:<stage>")
-        if len(ref) == 64 and (manifest := self.find(ref, compare=False)):
-            return manifest
+        if len(ref) == 64:  # a whole key, or a digest that has been seen before: no need to list everything
+            for key in (ref, _KEYS.get(ref, "")):
+                manifest = self.find(key, compare=False) if key else None
+                if manifest is not None and ref in (manifest.key, manifest.digest):
+                    return manifest
         manifests = self.list()
         # One entry per key: a key means its newest attempt, which comes last in the list.
         matches = {m.key: m for m in manifests if m.key.startswith(ref) or m.digest.startswith(ref)}
@@ -192,7 +196,9 @@ class Store:
 
     def list(self, stage: str | None = None) -> list[Manifest]:
         """Every complete artifact, or those of one stage, oldest first."""
-        return self.backend.manifests(stage)
+        manifests = self.backend.manifests(stage)
+        _KEYS.update((manifest.digest, manifest.key) for manifest in manifests)
+        return manifests
 
     def newest_by_stage(self) -> dict[str, Manifest]:
         """The newest complete artifact of each stage that has one."""

@@ -85,6 +85,8 @@ class Gatekeeper:
                 self._read(gate)
 
     def _read(self, gate: Gate) -> None:
+        from prefect.exceptions import Pause
+
         evaluation = self._evaluate(gate) if gate.evaluate else None
         verdict = read_gate(gate, self._values(gate, evaluation), evaluate.checkpoints(gate.stages()))
         if gate.review is not None:
@@ -96,7 +98,8 @@ class Gatekeeper:
         try:
             status, decision = self._outcome(gate, verdict, key)
         except BaseException as error:
-            self._record(gate, verdict, "stopped" if isinstance(error, Exception) else "waiting", None)
+            status = "stopped" if isinstance(error, Exception) else "waiting"
+            self._record(gate, verdict, status, None, suspended=isinstance(error, Pause))
             raise
         if decision is not None and not decision.approved:
             self._record(gate, verdict, "refused", decision)
@@ -112,7 +115,10 @@ class Gatekeeper:
         action = "ask" if reviewed else gate.on_failure
         return _ACTIONS[action](gate, verdict, key, gate.name in self.approve)
 
-    def _record(self, gate: Gate, verdict: Verdict, status: str, decision: Decision | None) -> None:
+    def _record(
+        self, gate: Gate, verdict: Verdict, status: str, decision: Decision | None, suspended: bool = False
+    ) -> None:
+        """`suspended`: the run has ended, and goes on when somebody answers."""
         progress = Progress.current()
         progress.say(f"gate {gate.name}: {status}")
         for line in verdict.lines():
@@ -122,7 +128,7 @@ class Gatekeeper:
             gate_tag(gate.name, "evidence"): "; ".join(verdict.lines()),
             gate_tag(gate.name, "evidence_digest"): verdict.digest(),
         }
-        if status == "waiting":
+        if suspended:
             tags[WAITING_TAG] = f"{time.time() + gate.wait_hours * 3600:.0f}"
         self.on_read({"name": gate.name, "after": gate.after, "status": status, "evidence": verdict.lines()})
         self.record.set_tags(

@@ -13,7 +13,7 @@ from grpo.data.template import STYLE_FIELD, AnswerStyle, form_of, with_style
 from grpo.errors import InputError
 from tasks.evaluation.sets.forms import FORMS
 from tasks.evaluation.sets.known import KnownSet
-from tasks.evaluation.sets.settings import FILES, UNGRADED, EvaluationSet, SetData
+from tasks.evaluation.sets.settings import FILES, NO_CONSTRAINTS, EvaluationSet, SetData
 from tasks.problems.constraints import read_constraints
 from tasks.problems.load import LoadResult, load
 from tasks.problems.sources import FileSource, HubSource
@@ -37,15 +37,30 @@ def load_set(of: SetData, seed: int) -> LoadResult:
     """All problems of a test set.
 
     Raises:
-        InputError: it cannot be read, or a row lacks columns of its form; the message starts with the set's name.
+        InputError: it cannot be read, a row lacks columns of its form, or nothing can check its answers; the message
+            starts with the set's name.
     """
     try:
         if of.source is not None:
-            return load(of.source, seed)
+            return _with_checks(of, load(of.source, seed))
         assert of.known is not None
         return load(_source(of, of.known), seed, _reshape(of.known))
     except InputError as error:
         raise InputError(f"test set {of.name!r}: {error}") from None
+
+
+def _with_checks(of: SetData, read: LoadResult) -> LoadResult:
+    """Without problems outside the domain "reasoning" that have no constraints: they are bad records."""
+    checked, bad = list[Problem](), list[str]()
+    for problem in read.problems:
+        if problem.domain == "reasoning" or problem.metadata.get("constraints"):
+            checked.append(problem)
+        else:
+            bad.append(f"problem {problem.id}: {NO_CONSTRAINTS}")
+    if bad and (not checked or getattr(of.source, "on_bad_record", "stop") == "stop"):
+        raise InputError(bad[0])
+    counts = {"bad_records": read.counts["bad_records"] + len(bad), "kept": len(checked)}
+    return LoadResult(checked, read.counts | counts, [*read.bad_records, *bad])
 
 
 def _source(of: SetData, known: KnownSet) -> FileSource | HubSource:
@@ -80,7 +95,7 @@ def asked(of: EvaluationSet, problems: Sequence[Problem]) -> list[Problem]:
     chosen = [problem for problem in problems if _checkable(of, problem)][: of.problems]
     for problem in chosen:
         if problem.domain != "reasoning" and not read_constraints(problem.metadata):
-            raise InputError(f"test set {of.name!r}: problem {problem.id}: {UNGRADED.format(domain=problem.domain)}")
+            raise InputError(f"test set {of.name!r}: problem {problem.id}: {NO_CONSTRAINTS}")
     if of.answer_style is not None:
         chosen = [_styled(problem, of.answer_style) for problem in chosen]
     return [_phrased(problem, of.prompt_style) for problem in chosen]

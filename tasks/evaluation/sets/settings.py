@@ -22,6 +22,11 @@ UNGRADED = (
     "'reasoning' with a verifier, or keep its column constraints with metadata_columns"
 )
 
+NO_CONSTRAINTS = (
+    "it has no constraints, and verifiers check domain 'reasoning' only; give it some in the column constraints, which "
+    "metadata_columns keeps, or leave the row out"
+)
+
 
 class SetData(BaseModel):
     """A test set: a known one by its name, in a file or from the hub, or any source with its own columns."""
@@ -44,6 +49,12 @@ class SetData(BaseModel):
         description="A source with its own columns and verifier, instead of a known set's: kind file, dataset (with "
         "the split to read) or reasoning_gym.",
     )
+
+    @field_validator("path")
+    @classmethod
+    def _with_one_spelling(cls, path: str | None) -> str | None:
+        """./a.jsonl as a.jsonl, as `local` has it."""
+        return str(Path(path)) if path is not None and path.lower().endswith(FILES) else path
 
     @model_validator(mode="after")
     def _one_origin(self) -> SetData:

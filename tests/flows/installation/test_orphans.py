@@ -41,3 +41,10 @@ def test_approvals_do_not_use_up_the_starts_of_a_recipe(client: SyncPrefectClien
         ends.append(swept(client, run))
         client.set_flow_run_state(run.id, Running(), force=True)
     assert ends == ["AwaitingRetry", "AwaitingRetry", "Crashed"]
+
+
+def test_late_heartbeats_do_not_use_up_the_starts_of_a_recipe(client: SyncPrefectClient) -> None:
+    run = client.create_flow_run(RECIPE_FLOWS["r1"])
+    for state in (Running(), Crashed(), Running(), Crashed(), Running(), Crashed(), Running()):
+        client.set_flow_run_state(run.id, state, force=True)
+    assert swept(client, run) == "AwaitingRetry"

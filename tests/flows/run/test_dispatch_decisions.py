@@ -237,6 +237,9 @@ def test_only_paths_are_whole_not_names_of_the_same_text(tmp_path: Path, monkeyp
         found = {name: external(path) for name, path in step.stage.files(config).items()}
         return with_absolute_paths(step, config, found)
 
+    (tmp_path / "gs.jsonl").write_text('{"question": "1 + 1?", "answer": "#### 2"}\n')
+    spelled = load_recipe("tiny", ['evaluate.sets=[{name="gsm8k",path=".//gs.jsonl"}]']).evaluate.sets
+    assert spelled == load_recipe("tiny", ['evaluate.sets=[{name="gsm8k",path="gs.jsonl"}]']).evaluate.sets
     gsm8k = {"name": "gsm8k", "path": str(tmp_path / "gsm8k")}
     assert sent("evaluate")["sets"] == [gsm8k]
     problems = sent("problems")

@@ -8,14 +8,19 @@ import pty
 import sqlite3
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from prefect.exceptions import Pause
 
 from flows.recipe.load import load_recipe
 from flows.run.gates.checks import check_gates
+from flows.run.gates.gatekeeper import Gatekeeper
 from flows.stage_graphs import GRAPHS
 from grpo.errors import InputError
+from tasks.tracking.client import Tracking
+from tasks.tracking.connection import default_uri
 from tests.support.r1 import SMALLER
 
 pytestmark = pytest.mark.system
@@ -152,6 +157,28 @@ def test_what_is_wrong_with_a_gate_is_one_line(r1: Any, gate: str, arguments: tu
     done = r1("run", "tiny", *sets, "--only", "problems", *gates(gate), *arguments)
     assert done.returncode == 2 and said in done.stderr.strip().splitlines()[-1], done.stderr[-2000:]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("error", "waits"), [(KeyboardInterrupt(), False), (Pause(), True)])
+def test_a_run_waits_for_an_answer_only_if_it_can_go_on(
+    error: BaseException, waits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that a person stopped at the question would have kept its artifacts from `r1 prune` for a week."""
+    recipe = load_recipe("tiny", [gates(after_problems(FEW, ', on_failure = "ask"'))[1]])
+    record = Tracking(default_uri(tmp_path))
+    run_id = record.recipe_run("tiny", "run", {}, {})
+    made: Any = SimpleNamespace(key="0" * 64, counts={"reasoning_train": 1}, metrics={})
+
+    def outcome(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(Gatekeeper, "_outcome", outcome)
+    keeper = Gatekeeper(recipe.gates, recipe, record, run_id, (), lambda stage: made, lambda row: None, run=None)  # type: ignore[arg-type]
+    with pytest.raises(type(error)):
+        keeper.after("problems")
+    record.finish(run_id, "KILLED")
+    found = record.reader.run(run_id)
+    assert found is not None and found.status == ("WAITING" if waits else "KILLED")
 
 
 def test_a_gate_about_a_stage_of_another_flow_is_left_alone() -> None:

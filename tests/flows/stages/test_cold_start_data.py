@@ -76,6 +76,12 @@ def test_a_filter_without_effect_is_refused_by_name_and_not_offered(filters: str
     assert name in FilterSettings.model_json_schema()["properties"]
 
 
+def test_a_default_that_a_recipe_names_is_not_sent_to_a_form_without_it() -> None:
+    overrides = ["cold_start_data.filters={near_duplicate_jaccard=0.8, language_min=0.5}"]
+    filters = load_recipe("tiny", overrides).cold_start_data.filters
+    assert filters.model_dump(exclude_unset=True) == {"language_min": 0.5}
+
+
 @pytest.mark.parametrize("recipe", ["tiny", "real"])
 def test_keys_have_all_filters_as_before(recipe: str) -> None:
     config = load_recipe(recipe).cold_start_data

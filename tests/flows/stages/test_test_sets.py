@@ -14,7 +14,7 @@ from flows.recipe.sections import Problems
 from flows.stages import problems
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
-from tasks.evaluation.sets.load import asked, load_set
+from tasks.evaluation.sets.load import load_set
 from tests.support.r1 import R1
 from tests.support.stage_progress import progress_of
 from tests.support.test_set_files import IFEVAL, write_set
@@ -69,9 +69,16 @@ def test_a_set_of_which_nothing_says_what_is_right_is_refused_before_it_is_asked
         load_recipe("tiny", [f'evaluate.sets=[{{name="facts", source={{{general}}}}}]'])
     kept = f'{general}, metadata_columns=["constraints"]'  # its rows are known only when they are read
     (of,) = load_recipe("tiny", [f'evaluate.sets=[{{name="facts", source={{{kept}}}}}]']).evaluate.sets
-    read = load_set(of.data, 0).problems
-    with pytest.raises(InputError, match=f"^test set 'facts': problem {read[0].id}: {reason}"):
-        asked(of, read)
+    with pytest.raises(InputError, match="^test set 'facts': problem [0-9a-f]+: it has no constraints, and verifiers"):
+        load_set(of.data, 0)
+    with path.open("a") as file:
+        file.write(json.dumps({"prompt": "Hi?", "answer": "Hi", "constraints": [{"kind": "words", "max": 3}]}) + "\n")
+    (of,) = load_recipe(
+        "tiny", [f'evaluate.sets=[{{name="facts", source={{{kept}, on_bad_record="skip"}}}}]']
+    ).evaluate.sets
+    read = load_set(of.data, 0)
+    assert [problem.text for problem in read.problems] == ["Hi?"]
+    assert (read.counts["read"], read.counts["bad_records"], read.counts["kept"], len(read.bad_records)) == (2, 1, 1, 1)
 
 
 QUICKER = ("base.pretrain.steps=20", "r1_zero.steps=1", "evaluate.problems=4", "evaluate.general=0")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +39,8 @@ class Run:
         self.before.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
         return cross_entropy(model, examples) * self.bad.get(len(self.before), 1.0)
 
-    def __call__(self, model_folder: str, count: int) -> None:
-        settings = {"batch_size": 2, "max_steps": count, "save_every": 1, "hardware": CPU}
+    def __call__(self, model_folder: str, count: int, save_every: int = 1) -> None:
+        settings = {"batch_size": 2, "max_steps": count, "save_every": save_every, "hardware": CPU}
         settings |= {"optimizer": {"learning_rate": 0.01}}
         job = read_job(write_job(self.folder, "sft", settings=settings, model=model_folder, data="x"))
         model = shard(load_policy(model_folder, Hardware(device="cpu")), Parallel.alone(torch.device("cpu")))
@@ -78,3 +80,26 @@ def test_three_in_a_row_end_training_at_its_last_good_checkpoint(model_folder: s
 def test_a_job_of_which_no_step_counts_does_not_succeed(model_folder: str, tmp_path: Path) -> None:
     with pytest.raises(TrainingStopped, match="step 2: loss is nan"):
         Run(tmp_path, dict.fromkeys((1, 2), math.nan))(model_folder, 2)
+
+
+def test_a_stop_in_a_skipped_step_leaves_a_checkpoint(model_folder: str, tmp_path: Path) -> None:
+    """The request is made once; without it all steps since the last checkpoint would be done again."""
+    run = Run(tmp_path, {3: math.nan})
+    loss = run.loss
+
+    def stopped(model: Any, examples: list[Example]) -> Tensor:
+        if len(run.before) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return loss(model, examples)
+
+    class Ended(BaseException):
+        pass
+
+    def end(_: object) -> None:
+        raise Ended
+
+    run.loss = stopped  # type: ignore[method-assign]
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Ended):
+        patched.setattr("grpo.training.supervised.StopRequest.end", end)
+        run(model_folder, 6, save_every=100)
+    assert run.checkpoints == ["step-00000003"]

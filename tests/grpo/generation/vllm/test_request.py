@@ -18,7 +18,7 @@ from grpo.generation.engine_choice import Needs
 from grpo.generation.engines import make_engine
 from grpo.generation.vllm.client import ServerVLLM
 from grpo.generation.vllm.local import LocalVLLM
-from grpo.generation.vllm.request import check, parameters, prompt_seed
+from grpo.generation.vllm.request import check, check_ahead, parameters, prompt_seed
 from grpo.generation.vllm.server import main, server_command
 
 LONG = {
@@ -78,12 +78,24 @@ def test_what_is_reached_late_is_refused_when_the_engine_is_made(fields, message
         make_engine("model", RL.model_validate({**settings, **fields}), None, 1)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_new_tokens_from": {8200: 65536}, "steps": 8200},
+        {"max_new_tokens_from": {0: 1024}, "sampling": {"max_new_tokens": 65536}},
+    ],
+)
+def test_lengths_that_no_step_has_are_no_reason_to_refuse(fields):
+    settings = RL.model_validate({**LONG, **fields})
+    check_ahead(engines._samplings(settings), 32768)
+
+
 def test_vllm_is_not_chosen_for_a_validation_that_it_refuses(monkeypatch):
     monkeypatch.setattr(engine_choice, "has_vllm", lambda: True)
     for temperature, chosen in ((0.6, "vllm"), (0.001, "own")):
         validation = {"sampling": {"max_new_tokens": 16, "temperature": temperature}}
         settings = RL.model_validate({**LONG, "validation": validation})
-        needs = Needs(settings.sampling, engines._other_samplings(settings))
+        needs = Needs(settings.sampling, engines._samplings(settings))
         assert engine_choice._choice(settings.hardware, needs, "cuda").name == chosen
 
 
