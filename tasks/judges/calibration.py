@@ -143,8 +143,8 @@ def wilson(hits: int, trials: int) -> tuple[float, float]:
 
 def judge_agreement(samples: Iterable[Sample], problems: Mapping[str, Problem]) -> dict[str, float]:
     """Agreement of the judge and of rubrics with the rules, on samples that both scored; see grpo/scoring/agreement.py.
-    Empty if there are none. Criteria of a rubric that the judge left undecided count as not fulfilled, and answers whose rule
-    failed as wrong."""
+    Empty if there are none. Criteria of a rubric that the judge left undecided count as not fulfilled, and answers
+    whose rule failed as wrong."""
     return agreement((problems[sample.problem_id], sample.rewards) for sample in samples)
 
 
