@@ -113,6 +113,10 @@ def main() -> None:
     seen["ends"] = [c.tokens[-1] == tokenizer.eos_token_id for c in completions]
     seen["again"] = sample() == groups
     often = Counter(token for c in completions for token in {*c.tokens}).most_common(1)[0][0]
+    if "RANK" in os.environ:  # ranks that share a model end all completions alike
+        shared = torch.tensor(often)
+        dist.broadcast(shared, 0)
+        often = int(shared)
     engine._eos_id = frozenset({often, tokenizer.eos_token_id})
     several = [c for group in dict(sorted(sample().items())).values() for c in group]
     cuts = [[*c.tokens, often].index(often) + 1 for _, group in sorted(groups.items()) for c in group]
