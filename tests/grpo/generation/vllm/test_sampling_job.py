@@ -89,7 +89,8 @@ def test_engines_start_alone(models, written, tmp_path):
 def test_a_server_has_the_weights_of_the_policy_that_is_sampled(models, written, tmp_path):
     """In both processes, which have a shard of each policy. Its batches may round some completions otherwise."""
     with served(models[0], tmp_path / "log") as (url, _):
-        run(job(tmp_path / "job", models, {"kind": "server", "url": url}, 2, shards=2), 2)
+        # Connecting waits for a server that is being started: ten attempts, 30 s apart at most.
+        run(job(tmp_path / "job", models, {"kind": "server", "url": url, "retries": 10}, 2, shards=2), 2)
     for name, of in texts(tmp_path / "job").items():
         equal = sum(a == b for a, b in zip(of, written[name], strict=True))
         assert (len(of), equal >= 14) == (16, True)
