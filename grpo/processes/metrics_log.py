@@ -11,8 +11,6 @@ from typing import Any
 
 COMPLETIONS = "completions.jsonl"
 """The file next to the metrics, in the same form, with sampled completions for people to read."""
-FAILURES_OF_KIND = "reward_failures_"
-"""What the names of metrics begin with that count failures of one kind. A step without such failures has none."""
 
 
 class Metrics:
@@ -39,13 +37,16 @@ def _step(line: str) -> float:
         return float("inf")  # an incomplete line from a killed process, or one damaged on disk
 
 
-def closing_means(metrics: Path, selected: Callable[[str], bool], last: int = 10) -> dict[str, float]:
+def closing_means(
+    metrics: Path, selected: Callable[[str], bool], last: int = 10, counts: Callable[[str], bool] | None = None
+) -> dict[str, float]:
     """Means over the `last` steps of the metrics whose names are `selected`, because single steps are noisy. A metric
-    need not be in every step: it was not measured in those without it, but a kind of failure did not occur. Values that
-    are not finite are of steps that were skipped, and count only if there are no others."""
+    need not be in every step: it was not measured in those without it, or it is one of the `counts` and 0 there. Values
+    that are not finite are of steps that were skipped, and count only if there are no others."""
     records = [json.loads(line) for line in metrics.read_text().splitlines()][-last:]
-    kinds = {name for record in records for name in record if name.startswith(FAILURES_OF_KIND)}
-    records = [dict.fromkeys(kinds, 0) | record for record in records]
+    if counts is not None:
+        zeros = dict.fromkeys({name for record in records for name in record if counts(name)}, 0)
+        records = [zeros | record for record in records]
     columns: dict[str, list[float]] = {}
     for name, value in (item for record in records for item in record.items() if selected(item[0])):
         columns.setdefault(name, []).append(value)

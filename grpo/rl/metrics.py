@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from grpo.processes.metrics_log import FAILURES_OF_KIND
+from grpo.processes.metrics_log import closing_means
 from grpo.rl.batch import CompletionGroup
 from grpo.rl.credit import teach_nothing
 from grpo.scoring.agreement import agreement
 from grpo.scoring.reward_weights import branch_parts
 from grpo.scoring.scorer import Failures
+
+_FAILURES_OF_KIND = "reward_failures_"
 
 
 def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mapping[str, float]) -> dict[str, float]:
@@ -24,7 +27,7 @@ def metrics_of(groups: list[CompletionGroup], failures: Failures, weights: Mappi
         "truncated_share": _mean([not c.finished for c in completions]),
         **agreement((group.problem, given) for group in groups for given in group.given),
         "reward_failures": float(failures.kinds.total()),
-        **{f"{FAILURES_OF_KIND}{kind}": float(count) for kind, count in sorted(failures.kinds.items())},
+        **{f"{_FAILURES_OF_KIND}{kind}": float(count) for kind, count in sorted(failures.kinds.items())},
     }
 
 
@@ -86,8 +89,12 @@ def kl_of(groups: list[CompletionGroup]) -> dict[str, float]:
     return {"kl_completion": _mean(ratios)} if ratios else {}
 
 
-def is_closing(name: str) -> bool:
-    """Whether a job's result has the mean of the last steps of this metric."""
+def closing_metrics(metrics: Path) -> dict[str, float]:
+    """The metrics of a job's result: means over its last steps. A step has only the kinds of failures that occurred."""
+    return closing_means(metrics, _is_closing, counts=lambda name: name.startswith(_FAILURES_OF_KIND))
+
+
+def _is_closing(name: str) -> bool:
     return name.startswith("reward") or name in ("kl", "kl_completion", "sampled_entropy", "completion_tokens")
 
 

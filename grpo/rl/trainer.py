@@ -21,14 +21,14 @@ from grpo.generation.sampler import generator_for
 from grpo.health.base import HealthEvent
 from grpo.health.checks import Health
 from grpo.model.loading import load_tokenizer, save_tokenizer
-from grpo.processes.metrics_log import COMPLETIONS, Metrics, closing_means, write_result
+from grpo.processes.metrics_log import COMPLETIONS, Metrics, write_result
 from grpo.processes.save_clock import SaveClock
 from grpo.processes.stop_request import StopRequest
 from grpo.rl.batch import Rollout
 from grpo.rl.collector import RolloutCollector
 from grpo.rl.demonstrations import Demonstrations, GivenPairs
 from grpo.rl.method_table import method_of
-from grpo.rl.metrics import is_closing
+from grpo.rl.metrics import closing_metrics
 from grpo.rl.model_set import Models
 from grpo.rl.problem_order import make_orders
 from grpo.rl.update import Update
@@ -131,7 +131,7 @@ class Trainer:
             if self.scorer is not None:
                 self.scorer.close()
         result = {
-            "metrics": closing_means(self.job.metrics, is_closing) if self.parallel.is_main else {},
+            "metrics": closing_metrics(self.job.metrics) if self.parallel.is_main else {},
             "findings": self.findings,
         }
         if self.validator is not None:

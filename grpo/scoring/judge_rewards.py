@@ -32,9 +32,7 @@ class JudgedGroup:
     criteria: list[Criterion]
     rewards: Collection[str]
     decides_unsure: bool
-    counts: dict[str, int] = field(
-        default_factory=dict
-    )  # items and items/undecided of grpo/judging/counts.py, at the end
+    counts: dict[str, int] = field(default_factory=dict)  # once finished, as `Scored.judged`
 
     @property
     def ready(self) -> bool:

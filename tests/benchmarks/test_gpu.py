@@ -36,7 +36,7 @@ def run(folder: Path, parts: list[str]) -> dict[str, Any]:
     return results
 
 
-@pytest.mark.slow
+@pytest.mark.system
 def test_every_part_of_our_own_runs(tmp_path: Path) -> None:
     results = run(tmp_path, QUICK)
     assert results["models"]["wrong"] == []
@@ -50,12 +50,6 @@ def test_every_part_of_our_own_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_a_few_parts_run(tmp_path: Path) -> None:
-    results = run(tmp_path, ["step", "shards"])
-    assert results["step"]["weights_lr"] == 0 and results["shards"]["gradients"] == 0
-
-
-@pytest.mark.slow
 def test_the_comparisons_and_a_recipe_run(tmp_path: Path) -> None:
     results = run(tmp_path, LONG)
     for part, field in (("trainer", "tokens_per_s"), ("trl", "seconds")):

@@ -21,9 +21,9 @@ from grpo.errors import TrainingStopped
 from grpo.health.base import HealthEvent
 from grpo.health.checks import Health
 from grpo.model.loading import load_tokenizer, save_tokenizer
-from grpo.processes.metrics_log import COMPLETIONS, Metrics, closing_means, write_result
+from grpo.processes.metrics_log import COMPLETIONS, Metrics, write_result
 from grpo.rl.batch import CompletionGroup
-from grpo.rl.metrics import is_closing, metrics_of, samples_of
+from grpo.rl.metrics import closing_metrics, metrics_of, samples_of
 from grpo.rl.problem_order import make_orders, problems_of_rollout
 from grpo.scoring.job_judge import judge_of
 from grpo.scoring.scorer import Scorer
@@ -176,7 +176,7 @@ class _Training:
             job.result,
             self.done,
             self.settings.steps,
-            metrics=closing_means(job.metrics, is_closing),
+            metrics=closing_metrics(job.metrics),
             findings=self.findings,
         )
 

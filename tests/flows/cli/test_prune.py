@@ -109,7 +109,12 @@ def test_samples_go_when_no_run_has_used_them_for_so_long(tmp_path: Path, r1: An
     attempt = tmp_path / "work" / "sft_data-0123456789abcdef"  # it may sample for weeks, or be continued
     attempt.mkdir(parents=True)
     assert json.loads(type(r1)(tmp_path)(*prune).stdout)["removed"] == []
+    samples = {"what": "samples, 1 shards unused for so long", "bytes": 1000}
+    listed = [*(part for part in prune if part != "--yes"), "--unfinished"]
+    assert json.loads(type(r1)(tmp_path)(*listed).stdout)["removable"] == [
+        {"what": f"unfinished {attempt.name}", "bytes": 0},
+        samples,
+    ]
     attempt.rmdir()
-    done = type(r1)(tmp_path)(*prune)
-    assert json.loads(done.stdout)["removed"] == [{"what": "samples, 1 shards unused for so long", "bytes": 1000}]
+    assert json.loads(type(r1)(tmp_path)(*prune).stdout)["removed"] == [samples]
     assert {path.name for path in (tmp_path / "samples").iterdir()} == {"used", "new"}

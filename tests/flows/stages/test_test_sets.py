@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from flows.recipe.sections import Problems
 from flows.stages import problems
 from grpo.data.records import read_problems, read_samples
 from grpo.errors import InputError
-from tasks.evaluation.sets.load import load_set
+from tasks.evaluation.sets.load import asked, load_set
 from tests.support.r1 import R1
 from tests.support.stage_progress import progress_of
 from tests.support.test_set_files import IFEVAL, write_set
@@ -78,6 +79,10 @@ def test_a_set_of_which_nothing_says_what_is_right_is_refused_before_it_is_asked
     ).evaluate.sets
     read = load_set(of.data, 0)
     assert [problem.text for problem in read.problems] == ["Hi?"]
+    (problem,) = read.problems
+    stored = [dataclasses.replace(problem, metadata={})]  # as earlier versions did
+    with pytest.raises(InputError, match=f"^test set 'facts': problem {problem.id}: it has no constraints"):
+        asked(of, stored)
     assert (read.counts["read"], read.counts["bad_records"], read.counts["kept"], len(read.bad_records)) == (2, 1, 1, 1)
 
 
