@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
         row(f"{folder.name}/", size_of(folder), True)
         if args.yes:
             shutil.rmtree(folder, ignore_errors=True)
-    going = pruning.unfinished if args.unfinished and not args.yes else []  # with --yes, they are gone by now
-    if args.runs_older_than is not None and (shards := _old_samples(args.runs_older_than, going)):
+    removable = pruning.unfinished if args.unfinished and not args.yes else []  # with --yes, they are gone by now
+    if args.runs_older_than is not None and (shards := _old_samples(args.runs_older_than, removable)):
         row(f"samples, {len(shards)} shards unused for so long", sum(map(size_of, shards)), True)
         for folder in shards if args.yes else []:
             shutil.rmtree(folder, ignore_errors=True)
@@ -95,13 +95,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _old_samples(days: float, going: list[Path]) -> list[Path]:
+def _old_samples(days: float, removable: list[Path]) -> list[Path]:
     """Folders of completions that rejection sampling has made, and that no run has used for so many days. None if an
-    attempt at the stage may need them, because it runs or can be continued; `going`: attempts that will be removed."""
+    attempt at the stage may need them, because it runs or can be continued; `removable`: attempts that will be removed."""
     from flows.stages.sft_data import SAMPLES, STAGE
     from tasks.sft_data.shards import unused
 
-    if {*home().glob(f"work/{STAGE.name}-*")} - {*going}:
+    if {*home().glob(f"work/{STAGE.name}-*")} - {*removable}:
         return []
     return unused(home() / SAMPLES, time.time() - days * DAY_S)
 
