@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _old_samples(days: float, removable: list[Path]) -> list[Path]:
     """Folders of completions that rejection sampling has made, and that no run has used for so many days. None if an
-    attempt at the stage may need them, because it runs or can be continued; `removable`: attempts that will be removed."""
+    attempt at the stage may need them, because it runs or can be continued, but for the `removable` ones."""
     from flows.stages.sft_data import SAMPLES, STAGE
     from tasks.sft_data.shards import unused
 
